@@ -14,7 +14,7 @@ from weakref import finalize
 
 import mlx.core as mx
 
-from headrace.app.answer.answer import Answer, Prompt
+from headrace.app.answer.answer import Answer, EncodedPrompt
 from headrace.app.answer.answer_stream import AnswerStream
 from headrace.app.answer.answerer import MAX_RUNNING, Answerer
 from headrace.app.answer.engine_thread import AnswerPart, EngineThread, OpenAnswer, wait_for_item
@@ -267,7 +267,7 @@ class Model:
         logprobs = None if keywords.get("logprobs") is None else read_value(Whole(), "logprobs", keywords["logprobs"])
         answerer = self._opened
         variables = options.chat_template_kwargs
-        encoded: Prompt = answerer.encode(prompt, thinking=options.thinking, tools=tools, variables=variables)
+        encoded: EncodedPrompt = answerer.encode(prompt, thinking=options.thinking, tools=tools, variables=variables)
         if sampling is None:
             chosen = options.resolved(AnswerOptions.of_sampling(self.sampling))
         else:

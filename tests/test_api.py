@@ -278,7 +278,9 @@ def test_tokens_are_reported_with_their_log_probabilities(model: Model) -> None:
 
 def test_an_install_without_kernels_warns(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HEADRACE_KERNELS", raising=False)
-    monkeypatch.setattr("headrace.app.api.ops.native.status", lambda: native.Status(False, "no compiler was found"))
+    monkeypatch.setattr(
+        "headrace.app.api.ops.native.status", lambda: native.NativeStatus(False, "no compiler was found")
+    )
     with pytest.warns(RuntimeWarning, match="no compiler"):
         load(str(directory)).close()
     monkeypatch.setenv("HEADRACE_KERNELS", "reference")

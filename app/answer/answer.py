@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 
-from headrace.app.answer.repetition import Repetition
+from headrace.app.answer.repetition import RepetitionDetector
 from headrace.app.answer.usage import finish_reason, named_figures
 from headrace.models.text.answer import AnswerText
 from headrace.models.text.events import Completed, Part, TokenReport
@@ -17,7 +17,7 @@ from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.call import ToolCall
 from headrace.models.text.tools.stream import ToolStream
 from headrace.models.text.tools.use import ToolUse
-from headrace.runtime.engine.request import EndedBy, Event, Failed, Finished, PrefillProgress, Request, Step
+from headrace.runtime.engine.request import EndedBy, Event, Finished, PrefillProgress, Request, SequenceFailed, Step
 from headrace.runtime.errors import EngineError
 from headrace.runtime.machine.energy import EnergyMeter, EnergyUse
 from headrace.runtime.machine.load import CPUMeter, CPUUse
@@ -25,8 +25,8 @@ from headrace.runtime.machine.sensors import Sensors
 from headrace.runtime.metrics.telemetry import StepRecord, Summary
 from headrace.runtime.sampling.params import SamplingParams
 
-TextEvent = Part | Failed
-"""Prefill progress, text of a step, then exactly one `Completed` or `Failed`."""
+TextEvent = Part | SequenceFailed
+"""Prefill progress, text of a step, then exactly one `Completed` or `SequenceFailed`."""
 _CUT_BY: Mapping[EndedBy, str] = {
     "max_tokens": "max tokens",
     "context_limit": "the context limit",
@@ -36,7 +36,7 @@ _CUT_BY: Mapping[EndedBy, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class EncodedPrompt:
     """A prompt as token ids.
 
     opening: text of the answer that the chat template wrote.
@@ -63,7 +63,7 @@ class Prompt:
 
 
 class Answer:
-    """An answer being generated. Times count from `Prompt.started`.
+    """An answer being generated. Times count from `EncodedPrompt.started`.
 
     steps: those so far.
     finished: its end, once there.
@@ -74,7 +74,7 @@ class Answer:
 
     def __init__(
         self,
-        prompt: Prompt,
+        prompt: EncodedPrompt,
         request: Request,
         tokenizer: Tokenizer,
         stop: Sequence[str] = (),
@@ -111,7 +111,7 @@ class Answer:
         """Tool calls so far, in order."""
         self.unchecked_tools: Mapping[str, str] = {}
         """Tools whose calls may have any arguments, and why their schema cannot be guaranteed."""
-        self._repetition = Repetition()
+        self._repetition = RepetitionDetector()
         # Joined when they are read: an answer may have thousands of steps.
         self._pieces: list[str] = []  # all text, tags of thinking sections included
         self._thinking: list[str] = []
@@ -119,7 +119,7 @@ class Answer:
 
     def take(self, event: Event) -> Part:
         """Return the text event of an engine's event. Raises the error that the answer failed with."""
-        if isinstance(event, Failed):
+        if isinstance(event, SequenceFailed):
             raise event.error
         is_first_step = isinstance(event, Step) and not self.steps
         if not self._meters or is_first_step:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
-from headrace.app.answer.answer import Answer, Prompt, TextEvent
+from headrace.app.answer.answer import Answer, EncodedPrompt, TextEvent
 from headrace.app.answer.options import AnswerOptions, recommended_options
 from headrace.models.loading.load import LoadedModel
 from headrace.models.text.chat_prompt import ChatPrompt
@@ -23,7 +23,7 @@ from headrace.models.text.thinking import Thinking
 from headrace.models.text.tools.stream import ToolStream
 from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.engine.engine import Engine
-from headrace.runtime.engine.request import CancelFlag, Failed, Request
+from headrace.runtime.engine.request import CancelFlag, Request, SequenceFailed
 from headrace.runtime.engine.sequence import Sequence as EngineSequence
 from headrace.runtime.errors import UsageError, expected
 from headrace.runtime.metrics.telemetry import Summary
@@ -82,7 +82,7 @@ class Answerer:
         thinking: Thinking | None = None,
         tools: ToolUse | None = None,
         variables: Mapping[str, object] | None = None,
-    ) -> Prompt:
+    ) -> EncodedPrompt:
         """Encode a conversation with the chat template, or a text to continue as it is.
 
         variables: of the chat template. tools: see `app.answer.tools`. Raises UsageError, ContextLimitError and
@@ -91,10 +91,10 @@ class Answerer:
         started = time.monotonic()
         if isinstance(prompt, str):
             ids = self.chat_prompt.continued(prompt)
-            return Prompt(ids, started=started, tokenize_s=time.monotonic() - started)
+            return EncodedPrompt(ids, started=started, tokenize_s=time.monotonic() - started)
         ids = self.chat_prompt.encode(prompt, thinking=thinking, tools=tools, variables=variables)
         opening = self.chat_prompt.opening(ids)
-        return Prompt(
+        return EncodedPrompt(
             ids,
             opening=opening,
             thinking=bool(opening),
@@ -106,7 +106,7 @@ class Answerer:
 
     def prepare(
         self,
-        prompt: Prompt,
+        prompt: EncodedPrompt,
         options: AnswerOptions,
         *,
         logprobs: int | None = None,
@@ -172,7 +172,7 @@ class Answerer:
         return sequence
 
     def step(self) -> list[tuple[Answer, TextEvent]]:
-        """Make one step of all answers. An answer's own error comes as `Failed`, and ends that answer alone.
+        """Make one step of all answers. An answer's own error comes as `SequenceFailed`, and ends that answer alone.
 
         Where it raises (see `Engine.step`), every answer is lost, and the answerer ready for others.
         """
@@ -190,8 +190,8 @@ class Answerer:
                 part: TextEvent = answer.take(event)
             except Exception as error:
                 self.engine.cancel(sequence)
-                part = Failed(expected(error))
-            if isinstance(part, Completed | Failed):
+                part = SequenceFailed(expected(error))
+            if isinstance(part, Completed | SequenceFailed):
                 del self._running[sequence]
             events.append((answer, part))
         return events
@@ -230,7 +230,7 @@ class Answerer:
         return form_of(self.model.tokenizer, tools)
 
     def _grammar(
-        self, prompt: Prompt, options: AnswerOptions, tools: ToolUse | None, form: "FormOfTools | None"
+        self, prompt: EncodedPrompt, options: AnswerOptions, tools: ToolUse | None, form: "FormOfTools | None"
     ) -> tuple[Grammar | None, dict[str, str]]:
         """Return the compiled grammar of an answer, after the thinking that its prompt leads to; None without any.
 
@@ -262,7 +262,7 @@ class Answerer:
             # The tools are too many for a grammar. Their calls are read, but nothing guarantees the arguments.
             return None, dict.fromkeys(tools.tools, str(error))
 
-    def _thinks(self, prompt: Prompt, options: AnswerOptions) -> "Thinks":
+    def _thinks(self, prompt: EncodedPrompt, options: AnswerOptions) -> "Thinks":
         """Return which thinking precedes the text or calls of an answer."""
         if prompt.thinking:
             return "open"

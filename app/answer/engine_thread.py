@@ -21,7 +21,7 @@ from weakref import WeakSet
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.answerer import Answerer
 from headrace.models.text.events import Completed, TextChunk
-from headrace.runtime.engine.request import Failed, PrefillProgress
+from headrace.runtime.engine.request import PrefillProgress, SequenceFailed
 from headrace.runtime.errors import EngineError, HeadraceError, expected
 from headrace.runtime.machine import memory
 
@@ -308,9 +308,9 @@ class EngineThread:
             opened = self._open[answer]
             if isinstance(event, PrefillProgress) or (isinstance(event, TextChunk) and not opened.in_parts):
                 continue
-            if isinstance(event, Completed | Failed):
+            if isinstance(event, Completed | SequenceFailed):
                 del self._open[answer]
-            opened.put(_for_reader(_detached(event.error)) if isinstance(event, Failed) else event)
+            opened.put(_for_reader(_detached(event.error)) if isinstance(event, SequenceFailed) else event)
             delivered.append(opened)
         wake(delivered)
 

@@ -63,7 +63,7 @@ class ThinkingValue:
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class AnswerOption:
     """A row of the table.
 
     kind: the type of its values, which reads and checks them.
@@ -82,7 +82,7 @@ class Option:
 
 def _option(kind: ValueType[object], help: str, *, short: str = "", default: str = "", example: Any = None) -> Any:
     """Return a dataclass field of `AnswerOptions`, not set by default, with its row of the table."""
-    return field(default=None, metadata={"option": Option(kind, help, short, default, example)})
+    return field(default=None, metadata={"option": AnswerOption(kind, help, short, default, example)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ class AnswerOptions:
         return cls(**{name: getattr(params, name) for name in _SAMPLING})
 
 
-OPTIONS: Mapping[str, Option] = {row.name: row.metadata["option"] for row in fields(AnswerOptions)}
+OPTIONS: Mapping[str, AnswerOption] = {row.name: row.metadata["option"] for row in fields(AnswerOptions)}
 """The table, by name."""
 DEFAULTS = AnswerOptions(max_tokens=DEFAULT_MAX_TOKENS)
 """Options outside the chat, where nothing else is set."""

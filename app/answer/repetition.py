@@ -13,7 +13,7 @@ REPEATS = f"the answer has repeated itself for {REPEATED} tokens; larger models 
 _BETWEEN = 32  # tokens between two checks: one compares up to LONGEST_PERIOD slices
 
 
-class Repetition:
+class RepetitionDetector:
     """The end of one answer, as far as repetition needs it.
 
     found: True once REPEATED tokens in a row each equalled the token one period before. Tokens are checked in groups,

@@ -147,11 +147,11 @@ OTHERS = "other programs used the CPU"
 
 def cpu_phrase(use: "CPUUse", verb: str = "use") -> str:
     """Return `other programs use 1.7 of 2 cores (mostly pip)`."""
-    from headrace.runtime.machine.load import Load  # it imports sensors, which no first frame has
+    from headrace.runtime.machine.load import MachineLoad  # it imports sensors, which no first frame has
 
     phrase = other_cores(use.other_cpus, use.cpus, verb)
     busiest = ""
-    if isinstance(use, Load):
+    if isinstance(use, MachineLoad):
         busiest = sanitise(use.busiest)[:_NAME]
     if busiest:
         phrase += f" (mostly {busiest})"

@@ -18,7 +18,7 @@ Form = Literal["plain", "chat.completion", "text_completion"]
 
 
 @dataclass(frozen=True)
-class Defaults:
+class BatchDefaults:
     """Defaults of all lines.
 
     written: options from the settings file with their numbers as written there, for digests: in JSON, 1 is not 1.0.
@@ -39,7 +39,7 @@ class Defaults:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BatchLine:
     """A request.
 
     number: of the line, from 1.

@@ -13,7 +13,7 @@ from dataclasses import replace
 from headrace.app.answer.call import Call
 from headrace.app.answer.fields import object_named
 from headrace.app.answer.openai_form import CHAT_FIELDS, COMPLETION_FIELDS, read_chat, read_completion
-from headrace.app.batch.line import Defaults, Form, refuse_unknown, with_system
+from headrace.app.batch.line import BatchDefaults, Form, refuse_unknown, with_system
 from headrace.runtime.config.value_types import OneOf, read_value, shown
 from headrace.runtime.errors import UsageError
 
@@ -46,7 +46,7 @@ def form_of(given: Mapping[str, object]) -> Form:
     return _URLS[read_value(OneOf(tuple(_URLS)), "url", url)]
 
 
-def read_body(given: Mapping[str, object], form: Form, defaults: Defaults) -> Call:
+def read_body(given: Mapping[str, object], form: Form, defaults: BatchDefaults) -> Call:
     """Return a line's request. Raises UsageError."""
     refuse_unknown(given, _LINE)
     if given.get("method", "POST") != "POST":

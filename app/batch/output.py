@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from headrace.app.batch.line import BadLine, Line
+from headrace.app.batch.line import BadLine, BatchLine
 from headrace.app.batch.result import digest_of, may_begin
 from headrace.runtime.config.files import sync_file, sync_folder
 from headrace.runtime.errors import HeadraceError, UsageError
@@ -85,7 +85,7 @@ class ResultFile:
                 self._kept[digest] = (start, length)
                 start += length
 
-    def write(self, line: Line | BadLine, document: dict[str, object]) -> None:
+    def write(self, line: BatchLine | BadLine, document: dict[str, object]) -> None:
         """Append the result of a line of the input. Raises HeadraceError."""
         data = line_of(document)
         with self._errors():
@@ -213,7 +213,7 @@ class ResultStream:
             self._next = next(self._expected, None)
         self._held: dict[int, bytes] = {}
 
-    def write(self, line: Line | BadLine, document: dict[str, object]) -> None:
+    def write(self, line: BatchLine | BadLine, document: dict[str, object]) -> None:
         """Write the result of a line of the input, or hold it back until it is its turn."""
         if self._expected is None:
             self._print(line_of(document))

@@ -21,7 +21,7 @@ from headrace.app.answer.fields import read
 from headrace.app.answer.messages import read_messages
 from headrace.app.answer.options import OPTIONS, AnswerOptions
 from headrace.app.answer.tools import tool_fields
-from headrace.app.batch.line import BadLine, Defaults, Form, Line, refuse_unknown, with_system
+from headrace.app.batch.line import BadLine, BatchDefaults, BatchLine, Form, refuse_unknown, with_system
 from headrace.app.batch.openai_form import form_of, read_body
 from headrace.app.config.bounded_input import DOCUMENT, read_bounded, without_mark
 from headrace.models.checkpoint.json_object import unique_keys
@@ -41,9 +41,9 @@ def read_lines(source: str | None) -> list[bytes]:
     return without_mark(read_bounded(file, DOCUMENT), str(file or "standard input")).split(b"\n")
 
 
-def parse_lines(lines: Iterable[bytes], defaults: Defaults) -> list[Line | BadLine]:
+def parse_lines(lines: Iterable[bytes], defaults: BatchDefaults) -> list[BatchLine | BadLine]:
     """Return every line that is not blank. A name used before is an error of the later line."""
-    parsed: list[Line | BadLine] = []
+    parsed: list[BatchLine | BadLine] = []
     # Lines by name: `id` and `custom_id` are apart, since results in one form do not have the other.
     names: dict[tuple[bool, str], int] = {}
     for number, raw in enumerate(lines, 1):
@@ -53,14 +53,14 @@ def parse_lines(lines: Iterable[bytes], defaults: Defaults) -> list[Line | BadLi
         if line.name is not None:
             # The ids 1 and "1" are one name: a reader may not tell them apart.
             first = names.setdefault((line.form == "plain", str(line.name)), number)
-            if first != number and isinstance(line, Line):
+            if first != number and isinstance(line, BatchLine):
                 error = UsageError(f"{shown(line.name)} is the name of line {first} already")
                 line = _bad(raw, number, line.name, line.form, error)
         parsed.append(line)
     return parsed
 
 
-def parse_line(raw: bytes, number: int, defaults: Defaults) -> Line | BadLine:
+def parse_line(raw: bytes, number: int, defaults: BatchDefaults) -> BatchLine | BadLine:
     """Return the request of one line, or its error."""
     name: str | int | None = None
     form: Form = "plain"
@@ -80,10 +80,10 @@ def parse_line(raw: bytes, number: int, defaults: Defaults) -> Line | BadLine:
         return _bad(raw, number, name, form, error)
     options = call.options.over(defaults.options)
     called = {"line": number} if name is None else {"name": name}
-    return Line(number, name, form, call, options, _digest(_identity(call, form, called, defaults)))
+    return BatchLine(number, name, form, call, options, _digest(_identity(call, form, called, defaults)))
 
 
-def _identity(call: Call, form: Form, called: Mapping[str, object], defaults: Defaults) -> list[object]:
+def _identity(call: Call, form: Form, called: Mapping[str, object], defaults: BatchDefaults) -> list[object]:
     """Return everything that decides a request's answer. called: the request's name, or the number of its line."""
     messages = None if call.prompts else call.messages
     text = call.prompts[0] if call.prompts else ""
@@ -141,7 +141,7 @@ def _digest(identity: object) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def read_plain(given: Mapping[str, object], defaults: Defaults) -> Call:
+def read_plain(given: Mapping[str, object], defaults: BatchDefaults) -> Call:
     """Return a line's request. Raises UsageError."""
     refuse_unknown(given, _PLAIN)
     given = {key: value for key, value in given.items() if value is not None}

@@ -10,7 +10,7 @@ import time
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.openai_form import chat_choice, text_choice, written_call
 from headrace.app.answer.usage import openai_usage, token_counts
-from headrace.app.batch.line import BadLine, Line
+from headrace.app.batch.line import BadLine, BatchLine
 from headrace.app.batch.openai_form import PREFIX, response
 from headrace.models.loading.load import LoadedModel
 from headrace.runtime.errors import ContextLimitError, HeadraceError, NotEnoughMemoryError, UsageError
@@ -24,7 +24,7 @@ _FAILED = ("failed", 500)
 _BEGINNINGS = (b'{"line": ', f'{{"id": "{PREFIX}'.encode())  # of a written result, in either form
 
 
-def result(line: Line, answer: Answer, model: LoadedModel) -> dict[str, object]:
+def result(line: BatchLine, answer: Answer, model: LoadedModel) -> dict[str, object]:
     """Return the result of an answered request."""
     summary = answer.end.summary
     details: dict[str, object] = {
@@ -65,7 +65,7 @@ def result(line: Line, answer: Answer, model: LoadedModel) -> dict[str, object]:
     return response(line.digest, line.name, 200, body, None)
 
 
-def failure(line: Line | BadLine, error: HeadraceError) -> dict[str, object]:
+def failure(line: BatchLine | BadLine, error: HeadraceError) -> dict[str, object]:
     """Return the result of a line that has no answer."""
     code, status = next(
         (code_and_status for kind, code_and_status in _CODES.items() if isinstance(error, kind)), _FAILED

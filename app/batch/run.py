@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.options import DEFAULTS
-from headrace.app.batch.line import BadLine, Line
+from headrace.app.batch.line import BadLine, BatchLine
 from headrace.app.batch.output import Output
 from headrace.app.batch.progress import Counts
 from headrace.app.batch.result import failure, result
 from headrace.models.text.encoding import EncodingStoppedError, encoding_ends
 from headrace.models.text.events import Completed, TextChunk
-from headrace.runtime.engine.request import CancelFlag, Failed
+from headrace.runtime.engine.request import CancelFlag, SequenceFailed
 from headrace.runtime.errors import HeadraceError
 
 SHOWN_ERRORS = 5
@@ -94,7 +94,7 @@ class Batch:
     """A run over lines that have no answer yet."""
 
     def __init__(
-        self, answerer: Answerer, lines: Iterable[Line | BadLine], output: Output, tally: Tally, max_running: int
+        self, answerer: Answerer, lines: Iterable[BatchLine | BadLine], output: Output, tally: Tally, max_running: int
     ) -> None:
         """max_running: requests submitted at a time."""
         self.tally = tally
@@ -102,7 +102,7 @@ class Batch:
         self._waiting = deque(lines)
         self._output = output
         self._max_running = max_running
-        self._running: dict[Answer, Line] = {}
+        self._running: dict[Answer, BatchLine] = {}
 
     def counts(self) -> Counts:
         """Return the state of the batch, for a progress line."""
@@ -168,11 +168,11 @@ class Batch:
                 line = self._running.pop(answer)
                 self._output.write(line, result(line, answer, self._answerer.model))
                 self.tally.add(answer)
-            elif isinstance(event, Failed):
+            elif isinstance(event, SequenceFailed):
                 self._fail(self._running.pop(answer), event.error)
         return tokens
 
-    def _fail(self, line: Line | BadLine, error: HeadraceError) -> None:
+    def _fail(self, line: BatchLine | BadLine, error: HeadraceError) -> None:
         self._output.write(line, failure(line, error))
         self.tally.failed += 1
         if len(self.tally.errors) < SHOWN_ERRORS:

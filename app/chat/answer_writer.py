@@ -18,7 +18,7 @@ from headrace.app.engine.events import Delta, Event
 from headrace.app.sessions.records import Message
 from headrace.runtime.errors import DeletedError, EngineError
 
-Phase = Literal["idle", "waiting", "prefill", "answering", "summarising"]
+ChatPhase = Literal["idle", "waiting", "prefill", "answering", "summarising"]
 
 
 class AnswerWriter:
@@ -36,7 +36,7 @@ class AnswerWriter:
         self._branch = branch
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> ChatPhase:
         if self.turn is None:
             return "idle"
         return "summarising" if self.turn.summarising else self.turn.phase

@@ -6,7 +6,7 @@ calls `poll`; `parallel_answers.py` has the parts that `/compare` shares.
 
 from headrace.app.chat.answer_setup import WARMER, AnswerSetup
 from headrace.app.chat.conversation import Conversation
-from headrace.app.chat.parallel_answers import AnswerEvent, ParallelAnswer, ParallelAnswers, Phase
+from headrace.app.chat.parallel_answers import ParallelAnswer, ParallelAnswers, ParallelEvent, ParallelPhase
 from headrace.app.engine.events import Damaged, Died, Event, Failed, Ready, one_line
 from headrace.app.sessions.records import Message
 from headrace.runtime.errors import HeadraceError, UsageError
@@ -51,7 +51,7 @@ class Candidates(ParallelAnswers):
         return sum(answer.phase != "idle" for answer in self.answers)
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> ParallelPhase:
         phases = {answer.phase for answer in self.answers}
         if "answering" in phases:
             return "answering"
@@ -85,8 +85,8 @@ class Candidates(ParallelAnswers):
             answer.end("cancelled")
         self._settle()
 
-    def poll(self) -> list[AnswerEvent]:
-        events: list[AnswerEvent] = []
+    def poll(self) -> list[ParallelEvent]:
+        events: list[ParallelEvent] = []
         for event in self._conversation.engine.poll():
             about = getattr(event, "id", None)
             answer = next((each for each in self.answers if each.turn is not None and each.turn.id == about), None)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from headrace.app.chat.answer_setup import AnswerSetup
 from headrace.app.chat.attachments import parse_message
 from headrace.app.chat.conversation import Conversation
-from headrace.app.chat.parallel_answers import AnswerEvent, ParallelAnswer, ParallelAnswers, Phase
+from headrace.app.chat.parallel_answers import ParallelAnswer, ParallelAnswers, ParallelEvent, ParallelPhase
 from headrace.app.chat.parameters import PARAMETERS, read_parameter
 from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.events import Damaged, Died, Event, Failed, Ready, one_line
@@ -97,7 +97,7 @@ class Comparison(ParallelAnswers):
         return self._running
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> ParallelPhase:
         if self._running is None:
             return "idle"
         if self._running.phase in ("prefill", "answering", "idle"):
@@ -164,8 +164,8 @@ class Comparison(ParallelAnswers):
 
     # --- engine events ---------------------------------------------------------------------------------------
 
-    def poll(self) -> list[AnswerEvent]:
-        events: list[AnswerEvent] = []
+    def poll(self) -> list[ParallelEvent]:
+        events: list[ParallelEvent] = []
         for engine in list(dict.fromkeys(self._engines.values())):  # each once
             for event in engine.engine.poll():
                 answer = None

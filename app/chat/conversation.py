@@ -15,7 +15,7 @@ from typing import Literal
 
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.chat.answer_setup import WARMER, question_of, resampled, settings_used, stored_options
-from headrace.app.chat.answer_writer import AnswerWriter, Phase
+from headrace.app.chat.answer_writer import AnswerWriter, ChatPhase
 from headrace.app.chat.attachments import parse_message
 from headrace.app.chat.context_trimming import ContextChoice, ContextQuestion, ContextTrimming, context_full_notice
 from headrace.app.chat.prompt import summary_messages, summary_tokens
@@ -92,7 +92,7 @@ class Conversation:
         return self.branch.messages
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> ChatPhase:
         return self.writer.phase
 
     @property

@@ -119,8 +119,8 @@ class ParallelAnswer:
         self.show(last.id)
 
 
-Phase = Literal["idle", "waiting", "prefill", "answering"]
-AnswerEvent = tuple[ParallelAnswer | None, Event]
+ParallelPhase = Literal["idle", "waiting", "prefill", "answering"]
+ParallelEvent = tuple[ParallelAnswer | None, Event]
 """An engine event and the answer that it is about."""
 
 
@@ -146,11 +146,11 @@ class ParallelAnswers(ABC):
 
     @property
     @abstractmethod
-    def phase(self) -> Phase:
+    def phase(self) -> ParallelPhase:
         """The phase of the most advanced answer."""
 
     @abstractmethod
-    def poll(self) -> list[AnswerEvent]:
+    def poll(self) -> list[ParallelEvent]:
         """Handle the events since the last call, and return them in order."""
 
     @abstractmethod

@@ -25,12 +25,12 @@ from headrace.runtime.config.value_types import (
 )
 from headrace.runtime.errors import UsageError
 
-Command = Callable[..., object]
+CommandFunction = Callable[..., object]
 R = TypeVar("R")
 T = TypeVar("T")
 
 
-def answer_options(command: Command) -> Command:
+def answer_options(command: CommandFunction) -> CommandFunction:
     """Add an option for every row of the table; the command receives them as `options`, an `AnswerOptions`."""
 
     @wraps(command)
@@ -38,13 +38,13 @@ def answer_options(command: Command) -> Command:
         given = {name: arguments.pop(name) for name in OPTIONS}
         return command(options=read_options(given), **arguments)
 
-    decorated: Command = with_options
+    decorated: CommandFunction = with_options
     for name in reversed(list(OPTIONS)):
         decorated = answer_option(name)(decorated)
     return decorated
 
 
-def answer_option(name: str) -> Callable[[Command], Command]:
+def answer_option(name: str) -> Callable[[CommandFunction], CommandFunction]:
     """Return the click option of one row of the table."""
     row = OPTIONS[name]
     declared = [_flag(name)]

@@ -24,7 +24,7 @@ from headrace.app.output.sanitise import sanitise
 from headrace.runtime.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
-    from headrace.app.batch.line import BadLine, Defaults, Line
+    from headrace.app.batch.line import BadLine, BatchDefaults, BatchLine
     from headrace.app.batch.output import ResultFile
     from headrace.app.batch.run import Tally
     from headrace.app.batch.summary import BatchReport
@@ -152,15 +152,15 @@ def _replaced_note(file: "ResultFile") -> str:
 
 def _defaults(
     arguments: BatchArguments, settings: "Settings", resolved: "ResolvedModel", context: int | None
-) -> "Defaults":
-    from headrace.app.batch.line import Defaults
+) -> "BatchDefaults":
+    from headrace.app.batch.line import BatchDefaults
     from headrace.app.config.settings import read_toml, settings_path
     from headrace.models.loading.recommended import catalog_sampling
 
     names = frozenset(filter(None, (resolved.name, resolved.stored_as)))
     given = arguments.options.given()
     written = read_toml(settings_path()).get("sampling", {})
-    return Defaults(
+    return BatchDefaults(
         options=arguments.options.over(settings.sampling),
         written={key: value for key, value in written.items() if key not in given},
         recommended=catalog_sampling(resolved),
@@ -197,7 +197,7 @@ def _answer(
     arguments: BatchArguments,
     loaded: "LoadedModel",
     draft: "Network | None",
-    lines: "list[Line | BadLine]",
+    lines: "list[BatchLine | BadLine]",
     file: "ResultFile | None",
     tally: "Tally",
     cancel: "CancelFlag",

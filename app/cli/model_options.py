@@ -25,7 +25,7 @@ from headrace.runtime.errors import UsageError
 if TYPE_CHECKING:
     from headrace.app.config.settings import Settings
 
-Command = Callable[..., object]
+CommandFunction = Callable[..., object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class LoadArguments:
         return None
 
 
-def load_arguments(command: Command) -> Command:
+def load_arguments(command: CommandFunction) -> CommandFunction:
     """Pass a click command its options of loading as one object, `load`."""
 
     @wraps(command)
@@ -84,7 +84,7 @@ def load_arguments(command: Command) -> Command:
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 
 
-def named_model_option(help: str) -> Callable[[Command], Command]:
+def named_model_option(help: str) -> Callable[[CommandFunction], CommandFunction]:
     """Return an option --model with this help text."""
     return click.option("-m", "--model", metavar="MODEL", shell_complete=model_names, help=help)
 
@@ -110,7 +110,7 @@ activations_option = click.option(
 )
 
 
-def model_options(command: Command) -> Command:
+def model_options(command: CommandFunction) -> CommandFunction:
     """Add --draft, --context, --adapter, --kv, --activations, --hosts, --split and --force to a click command.
 
     It receives all but the adapter as `load`.
@@ -124,7 +124,7 @@ def model_options(command: Command) -> Command:
     return command
 
 
-def adapter_option(command: Command) -> Command:
+def adapter_option(command: CommandFunction) -> CommandFunction:
     """Add --adapter to a click command with a `model`, which gets the adapter after it: BASE+ADAPTER."""
 
     @wraps(command)
@@ -165,7 +165,7 @@ def _refuse_adapter(model: str | None) -> None:
         raise adapter_on_hosts(name)
 
 
-def hosts_options(command: Command) -> Command:
+def hosts_options(command: CommandFunction) -> CommandFunction:
     """Add --hosts and --split to a click command, which receives both as `hosts`, a `HostsChoice` or None."""
 
     @wraps(command)

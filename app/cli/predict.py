@@ -18,7 +18,7 @@ from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.runtime.errors import UsageError
 
 if TYPE_CHECKING:
-    from headrace.app.predict.prediction import Target
+    from headrace.app.predict.prediction import TargetMachine
     from headrace.models.cost.step_shape import StepShape
 
 
@@ -158,7 +158,9 @@ def _hosts_document(given: PredictOptions, contexts: Sequence[int]) -> dict[str,
     return hosts_prediction(name, shape, targets, over, context, given.prefill)
 
 
-def _stored(shape: "StepShape", kv: str, targets: "Sequence[Target]", context: int, sequences: int) -> "StepShape":
+def _stored(
+    shape: "StepShape", kv: str, targets: "Sequence[TargetMachine]", context: int, sequences: int
+) -> "StepShape":
     """Return the shape with K/V in format `kv`; `auto`: one in which the sequences fit on the first target.
 
     Raises UsageError for a format that the model cannot have.

@@ -59,7 +59,7 @@ def verify(given: VerifyArguments) -> int:
     """
     from headrace.app.cli.load_for_answers import load_noted, resolved_model
     from headrace.app.config.settings import chosen_model, load_settings
-    from headrace.app.verify.checks import Plan
+    from headrace.app.verify.checks import VerifyPlan
     from headrace.app.verify.verify import show, verify_interfaces
     from headrace.app.verify.verify import verify as run_checks
 
@@ -71,7 +71,7 @@ def verify(given: VerifyArguments) -> int:
     resolved = resolved_model(chosen_model(given.model, settings), quiet=given.as_json)
     spec = replace(given.load.spec(settings), context=None, hosts=None)
     load = partial(load_noted, resolved, spec)
-    plan = Plan(given.tokens, given.sequences, given.seed)
+    plan = VerifyPlan(given.tokens, given.sequences, given.seed)
     loaded = None if given.server else load_noted(resolved, replace(spec, hosts=hosts))
     if hosts is not None:
         try:

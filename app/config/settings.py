@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from headrace.app.answer.options import OPTIONS, AnswerOptions, Option
+from headrace.app.answer.options import OPTIONS, AnswerOption, AnswerOptions
 from headrace.app.config.file_lock import alone_with
 from headrace.app.config.load_options import ACTIVATION_NAMES, KV_NAMES
 from headrace.runtime.config import environment
@@ -25,7 +25,7 @@ _LARGEST = 1 << 20  # bytes of a file
 
 def _setting(default: object, kind: ValueType[object], comment: str) -> Any:
     """Return a dataclass field with its row: the type of its values, and its comment in the file."""
-    return field(default=default, metadata={"option": Option(kind, comment)})
+    return field(default=default, metadata={"option": AnswerOption(kind, comment)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,11 +189,11 @@ def shown(name: str) -> str:
     return name if name.isprintable() and len(name) <= 80 else f"{name!a:.80}"
 
 
-SAMPLING_ROWS: Mapping[str, Option] = {name: row for name, row in OPTIONS.items() if row.example is not None}
+SAMPLING_ROWS: Mapping[str, AnswerOption] = {name: row for name, row in OPTIONS.items() if row.example is not None}
 """Rows of the [sampling] section."""
 
 
-def _rows(section: type[Any]) -> Mapping[str, Option]:
+def _rows(section: type[Any]) -> Mapping[str, AnswerOption]:
     if section is AnswerOptions:
         return SAMPLING_ROWS
     return {row.name: row.metadata["option"] for row in fields(section)}

@@ -14,7 +14,7 @@ from headrace.runtime.engine.sequence import State
 _INTERVAL_S = 0.5
 
 
-class BatchReport:
+class BatchMonitor:
     """Counts tokens and batch sizes from the moment several answers run until the engine is idle."""
 
     def __init__(self, engine: Engine, *, always: bool = False) -> None:

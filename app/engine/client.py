@@ -42,14 +42,14 @@ from headrace.runtime.errors import EngineError
 
 _LAST_S = 1.0  # for an idle engine to write the last chat's K/V to disk
 
-State = Literal["stopped", "loading", "ready", "failed", "dead"]
+EngineState = Literal["stopped", "loading", "ready", "failed", "dead"]
 
 
 class ChatEngine(Protocol):
     """An engine for a chat: `EngineClient`, `RemoteEngine`, or a scripted one in tests."""
 
     @property
-    def state(self) -> State:
+    def state(self) -> EngineState:
         """stopped: not started, or closed. failed: the model could not be loaded. dead: `restart` starts another."""
         ...
 
@@ -112,7 +112,7 @@ class EngineClient:
     """A ChatEngine in a process of its own, with a second process for downloads."""
 
     def __init__(self) -> None:
-        self.state: State = "stopped"
+        self.state: EngineState = "stopped"
         self.card: ModelCard | None = None
         self._spec: ModelSpec | None = None  # of the last start
         self._has_lost_rank = False  # another machine of this model was lost: later starts use this one alone

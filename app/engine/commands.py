@@ -132,4 +132,4 @@ class Pull:
     name: str
 
 
-Command = ModelSpec | Generate | CountTokens | PrefetchPrompt | Cancel | Rest | TimeSteps | LimitKV | Quit | Pull
+EngineCommand = ModelSpec | Generate | CountTokens | PrefetchPrompt | Cancel | Rest | TimeSteps | LimitKV | Quit | Pull

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from headrace.app.answer.answer import Answer, Prompt
+from headrace.app.answer.answer import Answer, EncodedPrompt
 from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.prompt_reuse import ReuseLog
 from headrace.app.config.load_options import ModelSpec
-from headrace.app.engine.batch_report import BatchReport
+from headrace.app.engine.batch_report import BatchMonitor
 from headrace.app.engine.commands import TIMED_EVERY, CountTokens, Generate, PrefetchPrompt
 from headrace.app.engine.events import (
     Abandoned,
@@ -98,7 +98,7 @@ class EngineHost:
         )
         self._disk_cache = KVDiskCache(self._answerer.engine, disk_cache_bytes())
         self._fit = PromptFit(self._answerer.chat_prompt, loaded.context_limit, whole=spec.serving)
-        self._batch = BatchReport(self._answerer.engine, always=spec.serving)
+        self._batch = BatchMonitor(self._answerer.engine, always=spec.serving)
         self._reuse = ReuseLog(loaded.tokenizer)
         self._running: dict[Answer, _Running] = {}
         self._file_tokens: dict[str, int] = {}  # by text: counts of files of the last prefetch
@@ -205,7 +205,7 @@ class EngineHost:
             has_kinds = self._answerer.chat_prompt.thinks and chat and not begun.is_open
         else:
             has_kinds = begun.is_open or not begun.text
-        prompt = Prompt(
+        prompt = EncodedPrompt(
             ids,
             opening,
             bool(opening) or begun.is_open,
@@ -260,7 +260,7 @@ class EngineHost:
                         running.command, end.summary.completion_tokens
                     )
                     send(Done(running.id, end, fits))
-                case request.Failed():
+                case request.SequenceFailed():
                     running.outbox.flush()
                     del self._running[answer]
                     error = expected(event.error)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from headrace.app.engine.commands import Command, Quit
+from headrace.app.engine.commands import EngineCommand, Quit
 from headrace.app.engine.events import Died, Event
 from headrace.app.engine.wire import Channel, socket_pair
 from headrace.runtime.config.paths import cache_dir
@@ -29,7 +29,7 @@ LOST_RANK = "rank "
 _GRACE_S = 1.0  # for a process that closed its socket to exit
 
 
-class EngineLink(Channel[Command, Event]):
+class EngineLink(Channel[EngineCommand, Event]):
     """A running engine process. The last event of `drain` is a Died, unless `kill` was called.
 
     `EngineClient` has one for the model, and one for each download.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # the chat's first frame does not import them
     from headrace.app.predict.uses import Recommendation
     from headrace.runtime.machine.hardware import Machine
-    from headrace.runtime.machine.memory import Budget
+    from headrace.runtime.machine.memory import MemoryBudget
     from headrace.runtime.machine.peaks import Peak
     from headrace.runtime.metrics.cost import StepCost
 
@@ -56,7 +56,7 @@ class ModelCard:
     load_s: float
     machine: "Machine"
     peak: "Peak | None"
-    budget: "Budget | None"
+    budget: "MemoryBudget | None"
     kernels: Mapping[str, str]
     spare_cpus: int
     active_memory_bytes: int

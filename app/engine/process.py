@@ -26,8 +26,8 @@ from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.commands import (
     TIMED_EVERY,
     Cancel,
-    Command,
     CountTokens,
+    EngineCommand,
     Generate,
     LimitKV,
     PrefetchPrompt,
@@ -73,16 +73,16 @@ class Inbox:
     kv_bytes: of the newest LimitKV; None: no limit.
     """
 
-    def __init__(self, channel: Channel[Event, Command]) -> None:
+    def __init__(self, channel: Channel[Event, EngineCommand]) -> None:
         self._channel = channel
-        self._commands: deque[Command | Prepared] = deque()
+        self._commands: deque[EngineCommand | Prepared] = deque()
         self._arrived = threading.Condition()
         self._cancelled: dict[int, CancelFlag] = {}
         self.timed_every = TIMED_EVERY
         self.kv_bytes: int | None = None
         threading.Thread(target=self._read, name="commands", daemon=True).start()
 
-    def next(self, timeout: float | None, *, joins: bool = False) -> Command | Prepared | None:
+    def next(self, timeout: float | None, *, joins: bool = False) -> EngineCommand | Prepared | None:
         """Wait for the next command or prepared request; None after `timeout` seconds.
 
         joins: wait until it is one that may run next to answers.
@@ -144,7 +144,7 @@ class EventSender:
     Deltas do not wait for a suspended chat: they are queued until the socket takes them. Other events wait.
     """
 
-    def __init__(self, channel: Channel[Event, Command], ended: Callable[[int], None]) -> None:
+    def __init__(self, channel: Channel[Event, EngineCommand], ended: Callable[[int], None]) -> None:
         """ended: called with the id of a generation after its last event."""
         self._channel = channel
         self._ended = ended
@@ -207,7 +207,7 @@ class Server:
             for generation in host.drop():
                 self._send(_failed(generation, error))
 
-    def _run(self, command: Command | Prepared) -> None:
+    def _run(self, command: EngineCommand | Prepared) -> None:
         try:
             match command:
                 case ModelSpec():
@@ -289,7 +289,7 @@ def main(descriptor: int) -> None:
     """Serve the socket `descriptor` until its other end closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the chat
     faulthandler.enable()
-    channel = Channel[Event, Command](socket.socket(fileno=descriptor))
+    channel = Channel[Event, EngineCommand](socket.socket(fileno=descriptor))
     inbox = Inbox(channel)
     Server(inbox, EventSender(channel, inbox.ended).send).serve()
 

@@ -16,7 +16,7 @@ from socket import SHUT_RDWR
 from typing import Any
 
 from headrace.app.config.load_options import ModelSpec
-from headrace.app.engine.client import State
+from headrace.app.engine.client import EngineState
 from headrace.app.engine.commands import Generate, PrefetchPrompt
 from headrace.app.engine.events import Abandoned, AnswerEvent, Died, Done, Event, Failed, LoadProgress, Ready
 from headrace.app.engine.http_address import HTTPAddress, ServerError, events
@@ -39,7 +39,7 @@ class RemoteEngine:
     """A ChatEngine over HTTP. model: the name of the model; None: the server's first."""
 
     def __init__(self, address: HTTPAddress, model: str | None = None) -> None:
-        self.state: State = "stopped"
+        self.state: EngineState = "stopped"
         self.card: ModelCard | None = None
         self.pid: int | None = None
         self._address = address

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from headrace.app.hosts.facts import Facts, rdma_state
 from headrace.app.hosts.hostfile import JACCL, JACCL_RING, Host, Hosts
-from headrace.app.hosts.probe import Measured
+from headrace.app.hosts.probe import LinkSpeed
 from headrace.app.hosts.start import Ranks, described_model, missing_backend, refusal
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.runtime.errors import HeadraceError
@@ -47,7 +47,7 @@ def examine(hosts: Hosts, model: ResolvedModel | None) -> dict[str, Any]:
     }
 
 
-def _row(host: Host, report: Facts, link: Measured | None) -> dict[str, Any]:
+def _row(host: Host, report: Facts, link: LinkSpeed | None) -> dict[str, Any]:
     machine = report.get("machine") or {}
     versions = report.get("versions") or {}
     copy = report.get("model")
@@ -72,7 +72,7 @@ def _row(host: Host, report: Facts, link: Measured | None) -> dict[str, Any]:
 
 
 def _problems(
-    host: Host, report: Facts, own_report: Facts, model: Facts | None, link: Measured | None, backend: str
+    host: Host, report: Facts, own_report: Facts, model: Facts | None, link: LinkSpeed | None, backend: str
 ) -> Sequence[dict[str, str]]:
     problems = []
 

@@ -37,7 +37,7 @@ Device = str | tuple[str, ...] | None
 """RDMA device, or several, towards another rank; None: none."""
 
 
-class _Row(Struct, forbid_unknown_fields=True):
+class _HostRow(Struct, forbid_unknown_fields=True):
     """A host of a hostfile, as MLX writes them; see `Host`."""
 
     ssh: str
@@ -46,10 +46,10 @@ class _Row(Struct, forbid_unknown_fields=True):
     python: str | None = None
 
 
-class _File(Struct, forbid_unknown_fields=True):
+class _HostfileDocument(Struct, forbid_unknown_fields=True):
     """A hostfile. It may be the list of hosts alone."""
 
-    hosts: tuple[_Row, ...]
+    hosts: tuple[_HostRow, ...]
     backend: str | None = None
     envs: tuple[str, ...] = ()
 
@@ -153,13 +153,13 @@ def _file(text: str) -> Path | None:
     return None
 
 
-def _read(text: str) -> _File:
+def _read(text: str) -> _HostfileDocument:
     """Return the content of the hostfile of this name, or hosts by their names. Raises UsageError."""
     path = _file(text)
     if path is None and "," not in text:
         raise UsageError(f"--hosts: no such hostfile: {text:.200}", f"or {_NAMES}")
     if path is None:
-        return _File(tuple(_Row(name.strip(), _ips_of(name.strip())) for name in text.split(",")))
+        return _HostfileDocument(tuple(_HostRow(name.strip(), _ips_of(name.strip())) for name in text.split(",")))
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -169,7 +169,7 @@ def _read(text: str) -> _File:
     if isinstance(document, list):
         document = {"hosts": document}
     try:
-        return typed(_File, document)
+        return typed(_HostfileDocument, document)
     except ValueError as error:
         raise UsageError(f"--hosts: {path}: {error}", _FORM) from None
 
@@ -181,7 +181,7 @@ def _ips_of(name: str) -> tuple[str, ...]:
     return ()
 
 
-def _checked(rank: int, row: _Row) -> Host:
+def _checked(rank: int, row: _HostRow) -> Host:
     """Return the host of a row. Raises UsageError."""
     ssh = row.ssh
     if not ssh.strip() or ssh.startswith("-") or not ssh.isprintable():

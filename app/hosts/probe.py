@@ -17,14 +17,14 @@ _TIMEOUT_S = 5.0  # for one message
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class LinkSpeed:
     """latency_s: half a round trip, median. bytes_per_second: of one direction."""
 
     latency_s: float
     bytes_per_second: float
 
 
-def measure_link(connection: socket.socket) -> Measured:
+def measure_link(connection: socket.socket) -> LinkSpeed:
     """Measure the link to a peer in `answer_probe`. Raises OSError."""
     _prepare(connection)
     rounds = []
@@ -45,7 +45,7 @@ def measure_link(connection: socket.socket) -> Measured:
     round_trip = median(rounds)
     # Each piece waits for its answer; without that wait it is the time of the bytes alone. A tenth is left at least.
     transfer_s = max(seconds - sent * round_trip, seconds / 10)
-    return Measured(round_trip / 2, sent * _PIECE / transfer_s)
+    return LinkSpeed(round_trip / 2, sent * _PIECE / transfer_s)
 
 
 def answer_probe(connection: socket.socket) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from headrace.app.hosts.facts import Facts
 from headrace.app.hosts.hostfile import RING, Hosts
-from headrace.app.hosts.probe import Measured
-from headrace.app.predict.hosts import SPLITS, Way, best, predict_hosts, split_layers, tensor_shares, waits
-from headrace.app.predict.links import Link, links
-from headrace.app.predict.prediction import Target
+from headrace.app.hosts.probe import LinkSpeed
+from headrace.app.predict.hosts import SPLITS, SplitKind, best, predict_hosts, split_layers, tensor_shares, waits
+from headrace.app.predict.links import NetworkLink, links
+from headrace.app.predict.prediction import TargetMachine
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.cost.costs import shape_to_run
 from headrace.models.cost.step_shape import StepShape
@@ -29,7 +29,7 @@ _UNKNOWN = 50e9  # bytes per second of a machine that has measured none
 
 
 def chosen_split(
-    asked: str, model: Path, hosts: Hosts, reports: Sequence[Facts], measured: Sequence[Measured]
+    asked: str, model: Path, hosts: Hosts, reports: Sequence[Facts], measured: Sequence[LinkSpeed]
 ) -> Split:
     """Return the split of a model.
 
@@ -61,18 +61,20 @@ def _can_divide(checkpoint: Checkpoint, split: Split) -> bool:
     return True
 
 
-def predicted_way(shape: StepShape, targets: Sequence[Target], link: Link, ways: Sequence[Way]) -> str:
+def predicted_way(
+    shape: StepShape, targets: Sequence[TargetMachine], link: NetworkLink, ways: Sequence[SplitKind]
+) -> str:
     """Return the fastest of these ways, of those that fit."""
     context = min(CONTEXT, shape.context_length - 1)
     return best([predict_hosts(shape, targets, link, context, way=way) for way in ways]).way
 
 
-def link_seconds(shape: StepShape, split: Split, link: Link) -> float:
+def link_seconds(shape: StepShape, split: Split, link: NetworkLink) -> float:
     """Return a decode step's time on the link."""
     return waits(shape, link, len(split.shares), split.kind)
 
 
-def targets_of(hosts: Hosts, reports: Sequence[Facts]) -> list[Target]:
+def targets_of(hosts: Hosts, reports: Sequence[Facts]) -> list[TargetMachine]:
     """Return the machines as they report themselves; ranks of one machine share its bandwidth."""
     targets = []
     for host, report in zip(hosts.hosts, reports, strict=True):
@@ -81,11 +83,11 @@ def targets_of(hosts: Hosts, reports: Sequence[Facts]) -> list[Target]:
         bandwidth = (machine["bandwidth"] or _UNKNOWN) / here
         memory = machine["usable_memory"]
         apple = machine["backend"] == "metal"
-        targets.append(Target(host.name, bandwidth, memory, apple, chip=machine["device"]))
+        targets.append(TargetMachine(host.name, bandwidth, memory, apple, chip=machine["device"]))
     return targets
 
 
-def link_between(hosts: Hosts, measured: Sequence[Measured]) -> Link:
+def link_between(hosts: Hosts, measured: Sequence[LinkSpeed]) -> NetworkLink:
     """Return the slowest link to another rank, as measured over TCP; over RDMA, as published."""
     known = links()
     if hosts.backend != RING:

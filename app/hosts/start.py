@@ -22,7 +22,7 @@ import mlx.core as mx
 from headrace.app.config.load_options import HostsChoice
 from headrace.app.hosts.facts import Facts, give_files, machine_facts, model_digest, own_versions
 from headrace.app.hosts.hostfile import JACCL, JACCL_RING, NCCL, Host, Hosts, read_hosts
-from headrace.app.hosts.probe import Measured, measure_link
+from headrace.app.hosts.probe import LinkSpeed, measure_link
 from headrace.app.hosts.processes import AT_ONCE_S, END_S, RankProcess, end_all
 from headrace.app.hosts.split_choice import chosen_split
 from headrace.models.registry.resolve import ResolvedModel
@@ -58,7 +58,7 @@ class Ranks:
         self.hosts = hosts
         self.processes: list[RankProcess] = []
         self.reports: list[Facts] = []
-        self.links: dict[int, Measured] = {}
+        self.links: dict[int, LinkSpeed] = {}
         self.split: Split | None = None
         self._say = say
         self._key = secrets.token_bytes(32)

@@ -17,7 +17,7 @@ _PID = 1  # of the only process of the file; any number does
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TraceSpan:
     """A named time before decoding."""
 
     name: str
@@ -37,16 +37,16 @@ class TracedSequence:
     """
 
     name: str
-    before: Sequence[Span]
+    before: Sequence[TraceSpan]
     steps_from_s: float
     steps: Sequence[StepRecord]
 
 
-def prefill_spans(start_s: float, chunks: Sequence[tuple[float, int]]) -> list[Span]:
+def prefill_spans(start_s: float, chunks: Sequence[tuple[float, int]]) -> list[TraceSpan]:
     """Return a span for each chunk. chunks: (end in seconds, tokens computed by then), in order."""
     ends = [(start_s, 0), *chunks]
     return [
-        Span("prefill chunk", begin, end, done - before)
+        TraceSpan("prefill chunk", begin, end, done - before)
         for (begin, before), (end, done) in pairwise(ends)
         if done > before
     ]

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 
-from headrace.app.predict.prediction import LARGE_MAC_SHARE, SMALL_MAC_GB, SMALL_MAC_SHARE, Target
+from headrace.app.predict.prediction import LARGE_MAC_SHARE, SMALL_MAC_GB, SMALL_MAC_SHARE, TargetMachine
 from headrace.runtime.errors import UsageError
 from headrace.runtime.machine.chips import Chip, table
 
@@ -22,14 +22,14 @@ MOST_MACHINES = 16
 _LIST = '`headrace predict --list-chips` lists all; figures do as well: "1100 GB/s, 40 TFLOP/s"'
 
 
-def chip_targets(text: str, memory_gb: int | None = None) -> list[Target]:
+def chip_targets(text: str, memory_gb: int | None = None) -> list[TargetMachine]:
     """Return every variant of the named chip, slowest first. Raises UsageError for unknown or ambiguous names."""
     if (figures := _FIGURES.fullmatch(text.strip())) is not None and float(figures[1]) > 0:
         usable = None
         if memory_gb is not None:
             usable = usable_bytes(memory_gb, apple=False)
         flops = float(figures[2]) * 1e12 if figures[2] else None
-        return [Target(" ".join(text.split()), float(figures[1]) * 1e9, usable, apple=False, flops=flops)]
+        return [TargetMachine(" ".join(text.split()), float(figures[1]) * 1e9, usable, apple=False, flops=flops)]
     stated = _CORES.search(text)
     cores = int(stated[1]) if stated else None
     name = _named(_CORES.sub(" ", text).strip(), text.strip())
@@ -49,12 +49,12 @@ def _is_sold_with(chip: Chip, memory_gb: int) -> bool:
     return chip.max_memory_gb is None or memory_gb <= chip.max_memory_gb
 
 
-def machine_targets(text: str, memory_gb: int | None = None) -> list[Target]:
+def machine_targets(text: str, memory_gb: int | None = None) -> list[TargetMachine]:
     """Return the machines of a list such as `M4 Max, 2x M3 Ultra 256 GB`; the fastest variant of an open name.
 
     memory_gb: of machines without a size of their own. Raises UsageError.
     """
-    targets: list[Target] = []
+    targets: list[TargetMachine] = []
     for name in text.split(","):
         shown = _MACHINE.fullmatch(name.strip())
         if shown is None or not 1 <= (count := int(shown["count"] or 1)) <= MOST_MACHINES:
@@ -68,7 +68,7 @@ def machine_targets(text: str, memory_gb: int | None = None) -> list[Target]:
     return targets
 
 
-def known_targets(memory_gb: int | None = None) -> list[Target]:
+def known_targets(memory_gb: int | None = None) -> list[TargetMachine]:
     """Return every Apple chip of the table, with its largest memory unless given."""
     return [_target(chip, None, memory_gb) for chip in table() if chip.name.startswith("Apple")]
 
@@ -118,14 +118,14 @@ def _any_of(names: "Sequence[str] | map[str]") -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def _target(chip: Chip, cores: int | None, memory_gb: int | None) -> Target:
+def _target(chip: Chip, cores: int | None, memory_gb: int | None) -> TargetMachine:
     apple = chip.name.startswith("Apple")
     gigabytes = memory_gb or chip.max_memory_gb or max(chip.memory_gb, default=None)
     usable = None
     if gigabytes is not None:
         usable = usable_bytes(gigabytes, apple=apple)
     name = f"{bare(chip.name)}{_variant(chip, cores)}"
-    return Target(name, chip.bandwidth, usable, apple, flops=chip.with_cores(cores).fp16_flops)
+    return TargetMachine(name, chip.bandwidth, usable, apple, flops=chip.with_cores(cores).fp16_flops)
 
 
 def _variant(chip: Chip, cores: int | None) -> str:

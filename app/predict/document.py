@@ -14,7 +14,7 @@ from headrace.app.predict.fit_store import MeasuredFit
 from headrace.app.predict.measured import measured_speed
 from headrace.app.predict.prediction import (
     Prediction,
-    Target,
+    TargetMachine,
     largest_context,
     levers,
     most_sequences,
@@ -33,7 +33,7 @@ _SPEEDS = ("roofline", "expected")  # fields of `Prediction` that are totals of 
 _NOTICEABLE = 0.005  # smaller gains round to 1.00
 
 
-def prediction(name: str, shape: StepShape, targets: Sequence[Target], contexts: Sequence[int]) -> Document:
+def prediction(name: str, shape: StepShape, targets: Sequence[TargetMachine], contexts: Sequence[int]) -> Document:
     """Predict one model on every target at every context, and the gain of each change on the first target."""
     first = targets[0]
     longest = max(contexts)
@@ -60,7 +60,7 @@ def prediction(name: str, shape: StepShape, targets: Sequence[Target], contexts:
 
 
 def users_prediction(
-    name: str, shape: StepShape, targets: Sequence[Target], users: Sequence[int], context: int
+    name: str, shape: StepShape, targets: Sequence[TargetMachine], users: Sequence[int], context: int
 ) -> Document:
     """Predict one model for several users at a time, each with `context` tokens."""
     return {
@@ -86,7 +86,7 @@ def users_prediction(
 
 
 def acceptance_prediction(
-    name: str, shape: StepShape, targets: Sequence[Target], context: int, chance: float
+    name: str, shape: StepShape, targets: Sequence[TargetMachine], context: int, chance: float
 ) -> Document:
     """Predict speculative decoding with this acceptance rate on every target, by draft tokens per step."""
     lines = [
@@ -108,7 +108,7 @@ def acceptance_prediction(
     }
 
 
-def _speculating(shape: StepShape, target: Target, context: int, chance: float) -> Document:
+def _speculating(shape: StepShape, target: TargetMachine, context: int, chance: float) -> Document:
     """Return one target's entry; `best` is the best number of draft tokens, 0 if none pays, None if unknown."""
     alone, expected = verifying_seconds(shape, target, context, 0)
     if target.flops is None:  # the arithmetic of draft tokens is no gift
@@ -150,7 +150,7 @@ def _shared(prediction: Prediction) -> Document:
     return result
 
 
-def catalog_fit(target: Target, context: int) -> Document:
+def catalog_fit(target: TargetMachine, context: int) -> Document:
     """Predict every catalog model on one target, smallest first."""
     uses = uses_by_model(recommendations(target))
     rows = []
@@ -230,7 +230,7 @@ def described_model(name: str, shape: StepShape) -> Document:
     }
 
 
-def _target(target: Target) -> Document:
+def _target(target: TargetMachine) -> Document:
     return {
         "name": target.name,
         "bandwidth_gb_s": target.bandwidth / 1e9,
@@ -244,7 +244,7 @@ def _tera(flops: float | None) -> float | None:
     return flops / 1e12 if flops else None
 
 
-def _measured(name: str, shape: StepShape, target: Target, context: int) -> Document | None:
+def _measured(name: str, shape: StepShape, target: TargetMachine, context: int) -> Document | None:
     """Return the measured speed of exactly this model, chip and context, with K/V in half precision."""
     if shape.kv_format.packed:
         return None
@@ -264,7 +264,7 @@ def _fit(fit: MeasuredFit | None) -> Document | None:
     }
 
 
-def _improvements(shape: StepShape, target: Target, context: int) -> list[Document]:
+def _improvements(shape: StepShape, target: TargetMachine, context: int) -> list[Document]:
     """Return the changes that fit and make it faster, or make it fit; `gain` is the speed-up, None in that case."""
     as_is = predict(shape, target, context)
     improvements = []
@@ -281,7 +281,7 @@ def _improvements(shape: StepShape, target: Target, context: int) -> list[Docume
     return improvements
 
 
-def _lever(shape: StepShape, target: Target, prediction: Prediction) -> Document:
+def _lever(shape: StepShape, target: TargetMachine, prediction: Prediction) -> Document:
     """Return what a shape, as it is or changed, takes on a target."""
     return {
         "memory": prediction.memory,

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from headrace.app.predict.step_cost_fit import StepCost
+from headrace.app.predict.step_cost_fit import StepCostFit
 from headrace.runtime import ops
 from headrace.runtime.config.files import read_cache, write_cache
 from headrace.runtime.config.paths import cache_dir
@@ -49,7 +49,7 @@ class MeasuredFit:
         return self.points >= MIN_POINTS and 0 <= self.fixed_s < math.inf and all(0 < size < math.inf for size in sizes)
 
 
-def refusal(step_cost: StepCost, peak_gb_s: float | None, unsure: float | None) -> str | None:
+def refusal(step_cost: StepCostFit, peak_gb_s: float | None, unsure: float | None) -> str | None:
     """Return the reason to refuse a benchmark's fit; None for a good one.
 
     unsure: largest half width of a test's interval over its mean; None after a single round.
@@ -70,7 +70,7 @@ def refusal(step_cost: StepCost, peak_gb_s: float | None, unsure: float | None) 
 
 
 def remember(
-    host: Machine, step_cost: StepCost, *, unsure: float | None, created: str, command: str, quiet: bool
+    host: Machine, step_cost: StepCostFit, *, unsure: float | None, created: str, command: str, quiet: bool
 ) -> str | None:
     """Store a benchmark's fit or return the reason for refusal. A cache that cannot be written is no error.
 

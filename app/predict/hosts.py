@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from headrace.app.predict.links import Link
-from headrace.app.predict.prediction import Target, bounded_seconds
+from headrace.app.predict.links import NetworkLink
+from headrace.app.predict.prediction import TargetMachine, bounded_seconds
 from headrace.models.cost.costs import working_memory
 from headrace.models.cost.step_shape import StepShape, total
 from headrace.runtime.metrics.cost import Matrix
 
-Way = Literal["alone", "tensor", "pipeline"]
-SPLITS: tuple[Way, ...] = ("tensor", "pipeline")
+SplitKind = Literal["alone", "tensor", "pipeline"]
+SPLITS: tuple[SplitKind, ...] = ("tensor", "pipeline")
 
 _SQUARES = 8  # bytes of a row's sums of squares of queries and keys
 _ELEMENT = 2  # bytes of an element of the hidden states
@@ -44,7 +44,7 @@ class HostsPrediction:
     prefill_link_s: part of a prompt's time on the link.
     """
 
-    way: Way
+    way: SplitKind
     machines: tuple[str, ...]
     speed: float
     expected: bool
@@ -73,11 +73,11 @@ class _Part:
 
 def predict_hosts(
     shape: StepShape,
-    targets: Sequence[Target],
-    link: Link,
+    targets: Sequence[TargetMachine],
+    link: NetworkLink,
     context: int,
     *,
-    way: Way,
+    way: SplitKind,
     prompt: int = 512,
 ) -> HostsPrediction:
     """Predict one way.
@@ -121,7 +121,7 @@ def predict_hosts(
     )
 
 
-def _all_fit(targets: Sequence[Target], parts: Sequence[_Part]) -> bool | None:
+def _all_fit(targets: Sequence[TargetMachine], parts: Sequence[_Part]) -> bool | None:
     """Return whether every part fits its machine; None if those do whose memory is known, and not all is."""
     is_unknown = False
     for target, part in zip(targets, parts, strict=True):
@@ -132,7 +132,7 @@ def _all_fit(targets: Sequence[Target], parts: Sequence[_Part]) -> bool | None:
     return None if is_unknown else True
 
 
-def tensor_shares(shape: StepShape, targets: Sequence[Target]) -> list[float]:
+def tensor_shares(shape: StepShape, targets: Sequence[TargetMachine]) -> list[float]:
     """Return each machine's part of the heads, at least one, in proportion to bandwidth.
 
     Parts are whole K/V heads, or whole heads if there are more machines than K/V heads.
@@ -147,14 +147,14 @@ def tensor_shares(shape: StepShape, targets: Sequence[Target]) -> list[float]:
     return [(1 + heads) / num_heads for heads in others]
 
 
-def waits(shape: StepShape, link: Link, ranks: int, way: Way, rows: int = 1) -> float:
+def waits(shape: StepShape, link: NetworkLink, ranks: int, way: SplitKind, rows: int = 1) -> float:
     """Return the time on the link of a pass of so many rows."""
     if way == "pipeline":
         return ranks * link.send_s(rows * _hidden_bytes(shape))
     return _tensor_waits(shape, link, ranks, rows)
 
 
-def split_layers(shape: StepShape, targets: Sequence[Target], context: int) -> tuple[int, ...]:
+def split_layers(shape: StepShape, targets: Sequence[TargetMachine], context: int) -> tuple[int, ...]:
     """Return each machine's layers: reads in proportion to bandwidth, and no more than its memory holds.
 
     The first machine reads the output projection, too, so it has fewer layers. If all together have too little memory,
@@ -195,7 +195,7 @@ def _layers_to_read(shape: StepShape, layers: int, bandwidths: Sequence[float]) 
     return shares
 
 
-def _beyond_one(count: int, targets: Sequence[Target]) -> list[float]:
+def _beyond_one(count: int, targets: Sequence[TargetMachine]) -> list[float]:
     """Return weights of the heads beyond the first of each machine."""
     total_bandwidth = sum(target.bandwidth for target in targets)
     beyond = [max(0.0, count * target.bandwidth / total_bandwidth - 1) for target in targets]
@@ -240,7 +240,7 @@ def _share(matrix: Matrix, share: float) -> float:
 
 
 def _tensor_parts(
-    shape: StepShape, targets: Sequence[Target], context: int, shares: Sequence[float], batch: int
+    shape: StepShape, targets: Sequence[TargetMachine], context: int, shares: Sequence[float], batch: int
 ) -> list[_Part]:
     """Return each machine's part of a step of `batch` sequences. shares: of the heads."""
     cost = shape.cost
@@ -257,7 +257,7 @@ def _tensor_parts(
     return parts
 
 
-def _pipeline_part(shape: StepShape, target: Target, context: int, layers: Sequence[int], rank: int) -> _Part:
+def _pipeline_part(shape: StepShape, target: TargetMachine, context: int, layers: Sequence[int], rank: int) -> _Part:
     """Return a machine's layers; the first has the embedding table and the output projection."""
     cost = shape.cost
     share = layers[rank] / shape.layers
@@ -269,7 +269,7 @@ def _pipeline_part(shape: StepShape, target: Target, context: int, layers: Seque
     return _part(shape, target, nbytes, memory, share)
 
 
-def _part(shape: StepShape, target: Target, nbytes: float, memory: float, share: float = 1.0) -> _Part:
+def _part(shape: StepShape, target: TargetMachine, nbytes: float, memory: float, share: float = 1.0) -> _Part:
     """Return a part of a step.
 
     shape: the model.
@@ -282,7 +282,7 @@ def _part(shape: StepShape, target: Target, nbytes: float, memory: float, share:
     return _Part(int(memory) + working_memory(shape, on_gpu=target.apple), seconds, is_expected)
 
 
-def _tensor_waits(shape: StepShape, link: Link, ranks: int, rows: int) -> float:
+def _tensor_waits(shape: StepShape, link: NetworkLink, ranks: int, rows: int) -> float:
     """Return a pass's time on the link: sums of its rows, for the embedding, two a layer, and norms; the logits."""
     if ranks == 1:
         return 0.0
@@ -292,14 +292,14 @@ def _tensor_waits(shape: StepShape, link: Link, ranks: int, rows: int) -> float:
     return sums + norms + link.all_gather_s(_ELEMENT * vocabulary, ranks)
 
 
-def allowed(shape: StepShape, targets: Sequence[Target]) -> list[Way]:
+def allowed(shape: StepShape, targets: Sequence[TargetMachine]) -> list[SplitKind]:
     """Return the ways of splitting that all machines can run."""
     native, gpu = shape.splits
     return [way for way in SPLITS if all(way in (gpu if target.apple else native) for target in targets)]
 
 
 def _prefill_seconds(
-    shape: StepShape, targets: Sequence[Target], shares: Sequence[float], prompt: int, way: Way
+    shape: StepShape, targets: Sequence[TargetMachine], shares: Sequence[float], prompt: int, way: SplitKind
 ) -> float | None:
     """Return the computing time of a prompt; None if a machine's FLOP/s are unknown."""
     _, flops = total(shape.prefill(prompt))
@@ -311,7 +311,7 @@ def _prefill_seconds(
     return sum(times) if way == "pipeline" else max(times)
 
 
-def _max_layers(shape: StepShape, target: Target, context: int, *, is_first: bool) -> int:
+def _max_layers(shape: StepShape, target: TargetMachine, context: int, *, is_first: bool) -> int:
     """Return the number of layers that fit into a machine's memory."""
     if target.memory is None:
         return shape.layers

@@ -10,15 +10,15 @@ from headrace.app.output.document import Document
 from headrace.app.output.tables import Column, print_apart
 from headrace.app.predict.document import described_model
 from headrace.app.predict.hosts import HostsPrediction, allowed, best, predict_hosts
-from headrace.app.predict.links import Link, has_thunderbolt5, links
-from headrace.app.predict.prediction import Target, summarise_assumptions
+from headrace.app.predict.links import NetworkLink, has_thunderbolt5, links
+from headrace.app.predict.prediction import TargetMachine, summarise_assumptions
 from headrace.app.predict.view import FITS, print_head, print_notes
 from headrace.models.cost.step_shape import StepShape
 from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.units import format_bytes, format_link, percent, speed_text, times
 
 
-def links_between(targets: Sequence[Target], name: str | None) -> list[Link]:
+def links_between(targets: Sequence[TargetMachine], name: str | None) -> list[NetworkLink]:
     """Return the named kind of link, or all that these machines can have. Raises UsageError."""
     known = links()
     old = next((target.name for target in targets if target.apple and not has_thunderbolt5(target.name)), None)
@@ -32,7 +32,12 @@ def links_between(targets: Sequence[Target], name: str | None) -> list[Link]:
 
 
 def hosts_prediction(
-    name: str, shape: StepShape, targets: Sequence[Target], over: Sequence[Link], context: int, prompt: int
+    name: str,
+    shape: StepShape,
+    targets: Sequence[TargetMachine],
+    over: Sequence[NetworkLink],
+    context: int,
+    prompt: int,
 ) -> Document:
     """Predict one model on these machines together, over every kind of link, beside each of them alone.
 
@@ -104,7 +109,7 @@ def show_hosts(document: Document) -> None:
     )
 
 
-def _over(link: Link, predictions: Sequence[HostsPrediction], single: HostsPrediction) -> Document:
+def _over(link: NetworkLink, predictions: Sequence[HostsPrediction], single: HostsPrediction) -> Document:
     fastest = best(predictions)
     return {
         "name": link.name,

@@ -16,7 +16,7 @@ from headrace.runtime.config.typed import typed
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class NetworkLink:
     """A network between machines.
 
     name: as after --link.
@@ -54,7 +54,7 @@ class Link:
         return (1 if ranks <= self.mesh else ranks - 1) * self.send_s(nbytes / ranks)
 
 
-class _Row(Struct):
+class _LinkRow(Struct):
     title: str
     latency_us: float
     gb_s: float
@@ -67,18 +67,18 @@ class _Chips(Struct):
     chips: list[str]
 
 
-class _File(Struct):
+class _LinksFile(Struct):
     """assets/links.toml."""
 
-    links: dict[str, _Row]
+    links: dict[str, _LinkRow]
     thunderbolt5: _Chips
 
 
 @cache
-def links() -> dict[str, Link]:
+def links() -> dict[str, NetworkLink]:
     """Return every kind of link by name, fastest first."""
     return {
-        name: Link(
+        name: NetworkLink(
             name=name,
             title=row.title,
             latency=row.latency_us * 1e-6,
@@ -98,6 +98,6 @@ def has_thunderbolt5(chip: str) -> bool:
 
 
 @cache
-def _file() -> _File:
+def _file() -> _LinksFile:
     with (ASSETS / "links.toml").open("rb") as file:
-        return typed(_File, tomllib.load(file))
+        return typed(_LinksFile, tomllib.load(file))

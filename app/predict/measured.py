@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from headrace.app.predict.chip_names import bare
-from headrace.app.predict.prediction import Target
+from headrace.app.predict.prediction import TargetMachine
 from headrace.runtime.config.paths import ASSETS
 from headrace.runtime.config.typed import typed
 from headrace.runtime.machine import chips
@@ -21,7 +21,7 @@ FILE = ASSETS / "measured.toml"
 _DECODE = "tg"  # tests that decode, as `headrace bench` names them
 
 
-class _Row(Struct):
+class _MeasuredRow(Struct):
     """tokens_per_second, ratio: the median, and the ends of its interval if there are any."""
 
     model: str
@@ -35,11 +35,11 @@ class _Machine(Struct):
     chip: str
     date: str
     versions: dict[str, str]
-    speeds: list[_Row]
+    speeds: list[_MeasuredRow]
     gpu_cores: int | None = None
 
 
-class _File(Struct):
+class _MeasuredFile(Struct):
     """assets/measured.toml."""
 
     machine: list[_Machine] = []
@@ -68,7 +68,7 @@ class MeasuredSpeed:
 def load(path: Path = FILE) -> tuple[MeasuredSpeed, ...]:
     """Return the decode speeds of a file, oldest first. Raises ValueError on a malformed one."""
     with path.open("rb") as file:
-        machines = typed(_File, tomllib.load(file)).machine
+        machines = typed(_MeasuredFile, tomllib.load(file)).machine
     speeds = [_speed(machine, row) for machine in machines for row in machine.speeds]
     return tuple(sorted((speed for speed in speeds if speed), key=lambda speed: speed.date))
 
@@ -79,7 +79,7 @@ def measured() -> tuple[MeasuredSpeed, ...]:
     return load()
 
 
-def measured_speed(model: str, target: Target, context: int) -> MeasuredSpeed | None:
+def measured_speed(model: str, target: TargetMachine, context: int) -> MeasuredSpeed | None:
     """Return the newest speed of the model on the target's chip with exactly so many tokens in the cache."""
     fitting = (
         speed for speed in measured() if (speed.model, speed.depth) == (model, context) and _same_chip(speed, target)
@@ -87,13 +87,13 @@ def measured_speed(model: str, target: Target, context: int) -> MeasuredSpeed | 
     return max(fitting, key=lambda speed: speed.date, default=None)
 
 
-def _same_chip(speed: MeasuredSpeed, target: Target) -> bool:
+def _same_chip(speed: MeasuredSpeed, target: TargetMachine) -> bool:
     """Return whether the target is a variant of the speed's chip with the same bandwidth."""
     name = bare(target.chip or target.name.partition(" (")[0])
     return bare(speed.chip) == name and speed.bandwidth == target.bandwidth
 
 
-def _speed(machine: _Machine, row: _Row) -> MeasuredSpeed | None:
+def _speed(machine: _Machine, row: _MeasuredRow) -> MeasuredSpeed | None:
     """Return the speed of a row; None for prefill, batches and workloads."""
     if not (row.test.startswith(_DECODE) and row.test.removeprefix(_DECODE).isdigit()):
         return None

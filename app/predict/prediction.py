@@ -4,8 +4,8 @@ Roofline: peak bandwidth over bytes per step, an upper bound. Expected: from thi
 from constants fitted to published mlx-lm figures on Apple chips (`app.predict.published`). Other chips get the
 roofline only.
 
-A `StepShape` (`models.cost`) is the model, a `Target` the machine, a `Prediction` both. `predict`, `fit`, the models
-screen, recommendations and `quantize` compute their speeds here.
+A `StepShape` (`models.cost`) is the model, a `TargetMachine` the machine, a `Prediction` both. `predict`, `fit`, the
+models screen, recommendations and `quantize` compute their speeds here.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ LARGE_MAC_SHARE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetMachine:
     """A machine to predict for.
 
     name: of the chip, or `this machine`.
@@ -95,7 +95,7 @@ class Prediction:
         return self.expected
 
 
-def predict(shape: StepShape, target: Target, context: int, batch: int = 1) -> Prediction:
+def predict(shape: StepShape, target: TargetMachine, context: int, batch: int = 1) -> Prediction:
     """Predict the total speed of `batch` sequences, each with `context` tokens in the cache."""
     cost = shape.cost
     # Sequences share one pass, or take turns with one pass each, which reads the weights again.
@@ -133,7 +133,7 @@ def predict(shape: StepShape, target: Target, context: int, batch: int = 1) -> P
     )
 
 
-def verifying_seconds(shape: StepShape, target: Target, context: int, drafts: int) -> tuple[float, bool]:
+def verifying_seconds(shape: StepShape, target: TargetMachine, context: int, drafts: int) -> tuple[float, bool]:
     """Return (time of a step that verifies so many draft tokens, whether it is expected rather than roofline).
 
     Weights and K/V are read once for all rows. The draft tokens' arithmetic is added where the target's FLOP/s are
@@ -149,7 +149,7 @@ def verifying_seconds(shape: StepShape, target: Target, context: int, drafts: in
     return seconds + arithmetic_s, is_expected
 
 
-def bounded_seconds(shape: StepShape, target: Target, nbytes: float, share: float = 1.0) -> tuple[float, bool]:
+def bounded_seconds(shape: StepShape, target: TargetMachine, nbytes: float, share: float = 1.0) -> tuple[float, bool]:
     """Return (time of a step that moves `nbytes`, at least that of reading, whether it is expected rather than that).
 
     share: part of the layers that the step runs.
@@ -161,7 +161,7 @@ def bounded_seconds(shape: StepShape, target: Target, nbytes: float, share: floa
     return max(expected_s, roofline_s), True
 
 
-def step_seconds(shape: StepShape, target: Target, nbytes: float, share: float = 1.0) -> float | None:
+def step_seconds(shape: StepShape, target: TargetMachine, nbytes: float, share: float = 1.0) -> float | None:
     """Return the expected time of a step that moves `nbytes`, from this machine's fit or published constants.
 
     share: see `bounded_seconds`.
@@ -175,7 +175,7 @@ def step_seconds(shape: StepShape, target: Target, nbytes: float, share: float =
     return assumptions(ENGINE).seconds(nbytes, layers, shape.family, chip, target.bandwidth, mixture=shape.mixture)
 
 
-def largest_context(shape: StepShape, target: Target) -> int | None:
+def largest_context(shape: StepShape, target: TargetMachine) -> int | None:
     """Return the longest context that fits, up to the model's limit; 0 if the weights do not fit."""
     if target.memory is None:
         return None
@@ -183,7 +183,7 @@ def largest_context(shape: StepShape, target: Target) -> int | None:
     return shape.cost.longest_context(room, shape.context_length)
 
 
-def most_sequences(shape: StepShape, target: Target, context: int) -> int | None:
+def most_sequences(shape: StepShape, target: TargetMachine, context: int) -> int | None:
     """Return how many sequences of `context` tokens fit; 0 if the weights do not; None if unknown."""
     if target.memory is None:
         return None
@@ -210,7 +210,7 @@ def levers(shape: StepShape) -> list[Lever]:
     ]
 
 
-def fitting_kv(shape: StepShape, target: Target, context: int, sequences: int = 1) -> KVFormat:
+def fitting_kv(shape: StepShape, target: TargetMachine, context: int, sequences: int = 1) -> KVFormat:
     """Return the first K/V format in which the sequences fit, or the smallest."""
     for kind in shape.kv_formats:
         max_sequences = most_sequences(shape.with_kv(kind), target, context)
@@ -226,7 +226,7 @@ def _eight_bits(shape: StepShape) -> list[KVFormat]:
     return [kind for kind in shape.kv_formats if kind.name == Q8.name]
 
 
-def summarise_assumptions(targets: Sequence[Target], kv: KVFormat) -> list[str]:
+def summarise_assumptions(targets: Sequence[TargetMachine], kv: KVFormat) -> list[str]:
     """Return lines on the basis of the figures."""
     assumed = assumptions(ENGINE)
     lines = []

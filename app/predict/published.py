@@ -91,7 +91,7 @@ class _Series(Struct):
     formats: list[str] = []
 
 
-class _File(Struct):
+class _PublishedFile(Struct):
     """assets/published.toml. models: configurations of those that the catalog does not have."""
 
     engines: dict[str, Assumptions]
@@ -254,6 +254,6 @@ def _stored_bytes(weights: int, stored_as: str) -> float:
 
 
 @cache
-def _file() -> _File:
+def _file() -> _PublishedFile:
     with (ASSETS / "published.toml").open("rb") as file:
-        return typed(_File, tomllib.load(file))
+        return typed(_PublishedFile, tomllib.load(file))

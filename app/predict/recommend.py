@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from headrace.app.predict import DEFAULT_CONTEXT
-from headrace.app.predict.prediction import Target, predict
+from headrace.app.predict.prediction import TargetMachine, predict
 from headrace.app.predict.targets import known_target
 from headrace.app.predict.uses import Recommendation
 from headrace.models.registry.catalog import CatalogEntry, load_catalog, load_ranks
@@ -21,7 +21,7 @@ MEMORY_SHARE = 1 / 2
 _ASSUMED_BANDWIDTH = 25e9  # bytes per second before the first measurement: two channels of DDR4
 
 
-def recommendations(target: Target) -> dict[str, Recommendation]:
+def recommendations(target: TargetMachine) -> dict[str, Recommendation]:
     """Return the recommended model of each use; a use without one is left out."""
     chosen = {}
     for use, names in load_ranks().items():
@@ -40,7 +40,7 @@ def recommended_for_chat(host: Machine, usable: int | None) -> Recommendation | 
     target = known_target(host, usable)
     if target is not None:
         return recommendations(target).get("chat")
-    assumed = Target("this machine", _ASSUMED_BANDWIDTH, usable, apple=False)
+    assumed = TargetMachine("this machine", _ASSUMED_BANDWIDTH, usable, apple=False)
     model = recommendations(assumed).get("chat")
     if model is None:
         return None
@@ -55,7 +55,7 @@ def uses_by_model(chosen: Mapping[str, Recommendation]) -> dict[str, list[str]]:
     return uses
 
 
-def _recommended(entry: CatalogEntry, target: Target) -> Recommendation | None:
+def _recommended(entry: CatalogEntry, target: TargetMachine) -> Recommendation | None:
     """Return the entry as a recommendation; None if it is too large or too slow."""
     prediction = predict(entry.step_shape, target, min(DEFAULT_CONTEXT, entry.context - 1))
     fits = target.memory is not None and prediction.memory <= MEMORY_SHARE * target.memory

@@ -30,7 +30,7 @@ class FittedPoint(Struct, frozen=True):
     residual: float
 
 
-class StepCost(Struct, frozen=True, kw_only=True):
+class StepCostFit(Struct, frozen=True, kw_only=True):
     """`step_cost` of the JSON document, see docs/bench-json.md."""
 
     fixed_ms: float
@@ -40,7 +40,7 @@ class StepCost(Struct, frozen=True, kw_only=True):
     notes: list[str] = []
 
 
-def fit_step_cost(points: Sequence[Point]) -> StepCost | None:
+def fit_step_cost(points: Sequence[Point]) -> StepCostFit | None:
     """Fit a line to the points; None if they are too few, too close or falling, or if the line begins below zero."""
     if len(points) < 2 or max(p.nbytes for p in points) < SPREAD * min(p.nbytes for p in points):
         return None
@@ -56,7 +56,7 @@ def fit_step_cost(points: Sequence[Point]) -> StepCost | None:
     if slope <= 0 or fixed_s < 0:  # by noise: no step costs less than nothing
         return None
     residuals = [p.seconds / (fixed_s + slope * p.nbytes) - 1 for p in points]
-    return StepCost(
+    return StepCostFit(
         fixed_ms=fixed_s * 1e3,
         effective_bandwidth_gb_s=1e-9 / slope,
         largest_residual=max(map(abs, residuals)),

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from headrace.app.predict.chip_names import chip_targets, known_targets, usable_bytes
 from headrace.app.predict.fit_store import remembered
-from headrace.app.predict.prediction import Target
+from headrace.app.predict.prediction import TargetMachine
 from headrace.runtime.machine.bandwidth import known_peak
 from headrace.runtime.machine.compute import cached_compute, measure_compute
 from headrace.runtime.machine.hardware import Machine, machine
@@ -18,7 +18,7 @@ from headrace.runtime.machine.peaks import Peak, cached_peak
 
 def targets_for(
     chips: tuple[str, ...], memory: int | None, *, others: bool = True, compute: bool = False
-) -> list[Target]:
+) -> list[TargetMachine]:
     """Return the named chips, or this machine, with the Apple chips of the table if `others`.
 
     memory: GB of all of them; None: what this machine has, and the largest sold of chips.
@@ -32,7 +32,7 @@ def targets_for(
     return [here, *known_targets(memory)]
 
 
-def known_target(host: Machine, usable: int | None) -> Target | None:
+def known_target(host: Machine, usable: int | None) -> TargetMachine | None:
     """Return this machine without a measurement; None if its bandwidth is not known yet.
 
     usable: bytes available to a model; None if unknown.
@@ -40,7 +40,7 @@ def known_target(host: Machine, usable: int | None) -> Target | None:
     return _target(host, cached_peak(host), usable)
 
 
-def _target(host: Machine, peak: Peak | None, usable: int | None) -> Target | None:
+def _target(host: Machine, peak: Peak | None, usable: int | None) -> TargetMachine | None:
     # GPUs of Apple are predicted with the vendor's bandwidth, as the chips of the table are.
     nominal = None
     if host.backend == "metal":
@@ -51,7 +51,7 @@ def _target(host: Machine, peak: Peak | None, usable: int | None) -> Target | No
         bandwidth = peak.bytes_per_second
     else:
         return None
-    return Target(
+    return TargetMachine(
         name="this machine",
         bandwidth=bandwidth,
         memory=usable,
@@ -62,7 +62,7 @@ def _target(host: Machine, peak: Peak | None, usable: int | None) -> Target | No
     )
 
 
-def _this_machine(memory: int | None, *, compute: bool) -> Target:
+def _this_machine(memory: int | None, *, compute: bool) -> TargetMachine:
     """Return this machine with its measured peak (see `known_peak`) and its step-cost fit."""
     host = machine()
     room = budget(host)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from headrace.app.model_info.report import MEMORY_CONTEXT
 from headrace.app.predict import DEFAULT_CONTEXT
-from headrace.app.predict.prediction import Target, step_seconds
+from headrace.app.predict.prediction import TargetMachine, step_seconds
 from headrace.models.cost.costs import working_memory
 from headrace.models.cost.step_shape import StepShape
 from headrace.runtime.errors import UsageError
@@ -24,7 +24,7 @@ _SPEED = re.compile(r"(\d+(?:\.\d+)?)\s*(?:|tok/s|t/s|tokens/s)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class QuantizationBudget:
     """A budget of bits, memory or speed; exactly one of them is set."""
 
     bits: float | None = None
@@ -39,7 +39,7 @@ class Budget:
         return f"{self.tokens_per_second:g} tok/s"
 
 
-def parse_budget(bits: float | None, memory: str | None, speed: str | None) -> Budget:
+def parse_budget(bits: float | None, memory: str | None, speed: str | None) -> QuantizationBudget:
     """Return the budget of the options. Raises UsageError unless exactly one of them is valid."""
     if sum(option is not None for option in (bits, memory, speed)) != 1:
         raise UsageError(
@@ -49,25 +49,25 @@ def parse_budget(bits: float | None, memory: str | None, speed: str | None) -> B
         match = _SIZE.fullmatch(memory.strip())
         if match is None or float(match[1]) == 0:
             raise UsageError(f"--memory must be a size, not {memory!r:.80}", "such as 12GB, 800MB or 12GiB")
-        return Budget(memory_bytes=int(float(match[1]) * _UNITS[match[2].upper()]))
+        return QuantizationBudget(memory_bytes=int(float(match[1]) * _UNITS[match[2].upper()]))
     if speed is not None:
         match = _SPEED.fullmatch(speed.strip())
         if match is None or float(match[1]) == 0:
             raise UsageError(f"--at-least must be a speed, not {speed!r:.80}", 'such as "30 tok/s"')
-        return Budget(tokens_per_second=float(match[1]))
+        return QuantizationBudget(tokens_per_second=float(match[1]))
     assert bits is not None
     if not 2 <= bits <= 9:
         raise UsageError(f"--bits must be from 2 to 9, not {bits:g}", "scales and biases count, too: 4 bits take 4.5")
-    return Budget(bits=bits)
+    return QuantizationBudget(bits=bits)
 
 
-def bytes_in_memory(shape: StepShape, target: Target, memory: int) -> int:
+def bytes_in_memory(shape: StepShape, target: TargetMachine, memory: int) -> int:
     """Return the bytes of weights that leave room for the program and the K/V of MEMORY_CONTEXT tokens."""
     context = min(MEMORY_CONTEXT, shape.context_length)
     return memory - shape.cost.kv_bytes(context) - working_memory(shape, on_gpu=target.apple)
 
 
-def predicted_speed(shape: StepShape, target: Target, weight_bytes: int) -> tuple[float, bool]:
+def predicted_speed(shape: StepShape, target: TargetMachine, weight_bytes: int) -> tuple[float, bool]:
     """Return tok/s of a step that reads so many bytes of weights, and whether it is expected rather than a bound."""
     cost = shape.cost
     context = min(DEFAULT_CONTEXT, shape.context_length - 1)

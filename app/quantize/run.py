@@ -21,18 +21,18 @@ from headrace.app.bench.quality.figures import Figure, mean_figure
 from headrace.app.bench.quality.text import SHIPPED, read_text
 from headrace.app.output.progress import NumberedStages, drawn_progress
 from headrace.app.predict import DEFAULT_CONTEXT
-from headrace.app.predict.prediction import Target
+from headrace.app.predict.prediction import TargetMachine
 from headrace.app.predict.targets import targets_for
-from headrace.app.quantize.budget import Budget, bytes_in_memory, largest_that_holds, predicted_speed
+from headrace.app.quantize.budget import QuantizationBudget, bytes_in_memory, largest_that_holds, predicted_speed
 from headrace.app.quantize.sensitivity import Excerpt, Reference, Sensitivities, importances_of
 from headrace.models.checkpoint.quantization import Groups
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.checkpoint.text_part import text_part
 from headrace.models.cost.shape_sources import shape_of_checkpoint
-from headrace.models.loading.bit_choice import Option, choose
-from headrace.models.loading.forcing import Forced
+from headrace.models.loading.bit_choice import PartFormat, choose
+from headrace.models.loading.forcing import TeacherForcing
 from headrace.models.loading.load import load_model, load_resolved
-from headrace.models.loading.mixed_quantization import Part, quantizable_parts, write_mixed
+from headrace.models.loading.mixed_quantization import WeightGroup, quantizable_parts, write_mixed
 from headrace.models.network.decoder import Decoder
 from headrace.models.registry.progress import Progress
 from headrace.models.registry.resolve import ResolvedModel, resolve
@@ -59,7 +59,7 @@ class QuantizeOptions:
     """Options of `headrace quantize`."""
 
     model: str
-    budget: Budget
+    budget: QuantizationBudget
     output: Path | None = None  # None: the model store
     name: str | None = None  # in the store; None: the model's and the bits
     chip: str | None = None  # None: this machine
@@ -131,7 +131,7 @@ class _Source:
 
     model: ResolvedModel
     checkpoint: Checkpoint
-    parts: Sequence[Part]
+    parts: Sequence[WeightGroup]
 
     @property
     def weights(self) -> int:
@@ -211,7 +211,7 @@ def _check_output(options: QuantizeOptions) -> None:
         raise UsageError(f"{parent} cannot be written")
 
 
-def _name_of(model: ResolvedModel, budget: Budget) -> str:
+def _name_of(model: ResolvedModel, budget: QuantizationBudget) -> str:
     stem = (model.stored_as or model.name).replace("/", "--")
     if budget.bits is not None:
         return f"{stem}-{budget.bits:g}bit"
@@ -220,7 +220,7 @@ def _name_of(model: ResolvedModel, budget: Budget) -> str:
     return f"{stem}-{budget.tokens_per_second:g}tps"
 
 
-def _check_room(source: _Source, budget: Budget, target: Target) -> None:
+def _check_room(source: _Source, budget: QuantizationBudget, target: TargetMachine) -> None:
     """Raise UsageError if a budget in bytes is smaller than the smallest result."""
     room = _room(source, budget, target)
     least = source.other_bytes + sum(min(part.nbytes(groups) for groups in part.formats) for part in source.parts)
@@ -232,7 +232,7 @@ def _check_room(source: _Source, budget: Budget, target: Target) -> None:
         )
 
 
-def _room(source: _Source, budget: Budget, target: Target) -> int | None:
+def _room(source: _Source, budget: QuantizationBudget, target: TargetMachine) -> int | None:
     """Return the bytes of all weights that the budget allows; None for a speed."""
     if budget.bits is not None:
         return int(budget.bits * source.weights / 8)
@@ -293,7 +293,9 @@ def _excerpts(tokenizer: Tokenizer, text: Path | None) -> tuple[Excerpt, Excerpt
     return Excerpt(fed, targets), Excerpt(ids[-SCORED - 1 : -1], ids[-SCORED:])
 
 
-def _choose(source: _Source, parts: Sequence[Sequence[Option]], budget: Budget, target: Target) -> list[Option]:
+def _choose(
+    source: _Source, parts: Sequence[Sequence[PartFormat]], budget: QuantizationBudget, target: TargetMachine
+) -> list[PartFormat]:
     """Return the format of each part. Raises UsageError if no choice is as fast as asked for."""
     room = _room(source, budget, target)
     if room is not None:
@@ -326,7 +328,9 @@ def _stored(source: _Source, module: str) -> int:
     return text_part(source.checkpoint).tensors[f"{module}.weight"].nbytes
 
 
-def _figures(directory: Path, source: _Source, scored: Reference, text: Excerpt, target: Target) -> QuantizedHere:
+def _figures(
+    directory: Path, source: _Source, scored: Reference, text: Excerpt, target: TargetMachine
+) -> QuantizedHere:
     """Return size, speed and quality of the written checkpoint."""
     checkpoint = open_checkpoint(directory)
     shape = shape_of_checkpoint(checkpoint)
@@ -349,7 +353,7 @@ def _figures(directory: Path, source: _Source, scored: Reference, text: Excerpt,
 
 def _measured_speed(network: Network, text: Excerpt) -> float:
     """Return tok/s of decode steps near the beginning of a context, one after the other, logits included."""
-    forced = Forced(network, _DECODED)
+    forced = TeacherForcing(network, _DECODED)
     forced.begin([])
     for _ in forced.score(text.fed[:1], "decode"):
         forced.seconds = 0.0
@@ -359,7 +363,7 @@ def _measured_speed(network: Network, text: Excerpt) -> float:
     return (_DECODED - 1) / forced.seconds
 
 
-def _counted(formats: Sequence[tuple[Part, Groups]]) -> list[FormatCount]:
+def _counted(formats: Sequence[tuple[WeightGroup, Groups]]) -> list[FormatCount]:
     """Return a row for each format, by bits: its parts and weights."""
     parts: Counter[Groups] = Counter()
     weights: Counter[Groups] = Counter()

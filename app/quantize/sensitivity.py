@@ -13,12 +13,12 @@ import mlx.core as mx
 from headrace.app.bench.stats import fmean
 from headrace.app.output.progress import NumberedStages
 from headrace.models.checkpoint.safetensors import Checkpoint
-from headrace.models.loading.bit_choice import Option
+from headrace.models.loading.bit_choice import PartFormat
 from headrace.models.loading.divergence import Divergence, divergence
-from headrace.models.loading.forcing import CHUNK, Forced
+from headrace.models.loading.forcing import CHUNK, TeacherForcing
 from headrace.models.loading.importance import record_importance
 from headrace.models.loading.measurement_key import measurement_key
-from headrace.models.loading.mixed_quantization import FORMATS, Part, squared_errors, trial
+from headrace.models.loading.mixed_quantization import FORMATS, WeightGroup, squared_errors, trial
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.config.files import read_cache, touch_cache, write_cache
 from headrace.runtime.config.paths import cache_dir
@@ -71,8 +71,8 @@ def importances_of(decoder: Decoder, excerpt: Excerpt) -> dict[str, mx.array]:
     return record_importance(decoder, feed)
 
 
-def _begun(network: Network, excerpt: Excerpt) -> Forced:
-    forced = Forced(network, len(excerpt.fed))
+def _begun(network: Network, excerpt: Excerpt) -> TeacherForcing:
+    forced = TeacherForcing(network, len(excerpt.fed))
     forced.begin([])
     return forced
 
@@ -87,7 +87,7 @@ class Sensitivities:
         touch_cache(self._file, _MAX_MODELS)
         self._measured = read_cache(self._file)
 
-    def count(self, parts: Sequence[Part]) -> int:
+    def count(self, parts: Sequence[WeightGroup]) -> int:
         """Return how many parts have been measured."""
         return sum(_is_whole(self._measured.get(part.name), part) for part in parts)
 
@@ -96,7 +96,7 @@ class Sensitivities:
         decoder: Decoder,
         importances: Mapping[str, mx.array],
         reference: Reference,
-        parts: Sequence[Part],
+        parts: Sequence[WeightGroup],
         stages: NumberedStages,
     ) -> None:
         """Measure the parts that have not been, and store each at once."""
@@ -110,16 +110,16 @@ class Sensitivities:
             self._measured[part.name] = {"kl": kl, "squared_errors": errors}
             write_cache(self._file, self._measured)
 
-    def options(self, part: Part) -> list[Option]:
+    def options(self, part: WeightGroup) -> list[PartFormat]:
         """Return the part's formats with their bytes and predicted KL."""
         row = self._measured[part.name]
         errors = dict(zip(part.formats, row["squared_errors"], strict=True))
         probe = max(errors[part.probe], 1e-30)
         kl = max(row["kl"], _FLOOR)
-        return [Option(groups, part.nbytes(groups), kl * error / probe) for groups, error in errors.items()]
+        return [PartFormat(groups, part.nbytes(groups), kl * error / probe) for groups, error in errors.items()]
 
 
-def _is_whole(row: object, part: Part) -> bool:
+def _is_whole(row: object, part: WeightGroup) -> bool:
     """Return whether a stored row is a measurement of the part, as a damaged file may not have it."""
     if not isinstance(row, dict):
         return False

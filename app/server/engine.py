@@ -4,8 +4,8 @@ Everything runs on the loop's thread, and nothing blocks it before `close`: the 
 data. Listeners see every event, for metrics and telemetry. `served_models.py` decides which engines run, `respond.py`
 submits requests.
 
-The process is stopped, loading, ready, failed or dead (`client.State`). A dead one is started again by `_watch`; an
-idle one may be unloaded, on a thread that has the client meanwhile (`_is_unloading`): no other method may touch it
+The process is stopped, loading, ready, failed or dead (`client.EngineState`). A dead one is started again by `_watch`;
+an idle one may be unloaded, on a thread that has the client meanwhile (`_is_unloading`): no other method may touch it
 then.
 """
 

@@ -15,14 +15,14 @@ from headrace.models.text.events import TextChunk, TokenReport
 from headrace.models.text.tools.call import CallDelta
 from headrace.runtime.engine.request import Finished
 
-Kind = Literal["thinking", "content"]
+TextKind = Literal["thinking", "content"]
 
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
     """Text of one kind, never empty."""
 
-    kind: Kind
+    kind: TextKind
     text: str
 
 

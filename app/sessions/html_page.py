@@ -69,7 +69,7 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class TokenMark:
     """One token of a strip. style: classes of the page."""
 
     text: str
@@ -144,7 +144,7 @@ def step_chart(steps: AnswerSteps) -> Chart:
     return Chart(bars, lines, len(steps.latencies_s), format_seconds(top))
 
 
-def strip(steps: AnswerSteps) -> Iterator[Mark]:
+def strip(steps: AnswerSteps) -> Iterator[TokenMark]:
     """Yield the tokens of an answer in order, rejected draft tokens in front of the token that replaced them."""
     # Seconds per token of each step. The first latency is not between tokens: it is shown, but not judged.
     token_s = [
@@ -159,12 +159,12 @@ def strip(steps: AnswerSteps) -> Iterator[Mark]:
             if index:
                 style = _speed(token_s[index], usual_s)
         for piece in pieces[:accepted]:
-            yield Mark(sanitise(piece), "accepted", f"{title}, accepted draft token")
+            yield TokenMark(sanitise(piece), "accepted", f"{title}, accepted draft token")
         for draft in rejected:
-            yield Mark(sanitise(draft), "rejected", f"{title}, rejected draft token")
+            yield TokenMark(sanitise(draft), "rejected", f"{title}, rejected draft token")
         for piece in pieces[accepted:]:
             if piece:
-                yield Mark(sanitise(piece), style, title)
+                yield TokenMark(sanitise(piece), style, title)
 
 
 def _speed(latency_s: float, usual_s: float) -> str:

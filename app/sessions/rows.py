@@ -2,7 +2,7 @@
 
 An invalid value is left out, or shown as far as it is readable, and the record names its column in `damaged`. Nothing
 here raises, and nothing is written back. `store.py` makes every record here; a new column is one more argument in
-`session_of` or `message_of`, read by a method of `_Row` that suits its type.
+`session_of` or `message_of`, read by a method of `_StoredRow` that suits its type.
 """
 
 import json
@@ -25,7 +25,7 @@ _LARGEST = 2**63 - 1
 _MAX_FLOAT = sys.float_info.max
 
 
-class _Row:
+class _StoredRow:
     """One row, read column by column. damaged: columns with invalid values."""
 
     def __init__(self, row: sqlite3.Row) -> None:
@@ -70,7 +70,7 @@ class _Row:
 
 def session_of(row: sqlite3.Row) -> Session:
     """Return the session of a row of `sessions`."""
-    values = _Row(row)
+    values = _StoredRow(row)
     return Session(
         id=values.text("id"),
         title=values.text("title"),
@@ -92,7 +92,7 @@ def message_of(row: sqlite3.Row) -> Message:
 
     A damaged message is partial, with DAMAGED as its `finish_reason`.
     """
-    values = _Row(row)
+    values = _StoredRow(row)
     number = values.id("id") or 0
     parent = values.id("parent_id")
     if parent is not None and parent >= number:  # parents are older; otherwise it could be a cycle

@@ -22,7 +22,7 @@ from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.decode.meters import MeterLines, whole_why
 from headrace.app.tui.decode.panel import NUMBERED, Sections, section_bindings
 from headrace.app.tui.hangup import end_on_signals, when_mounted
-from headrace.app.tui.metrics.facts import Turn
+from headrace.app.tui.metrics.facts import TurnFigures
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.screens.help_screen import HelpScreen, keys_of
 from headrace.app.tui.textual_overrides.crash import CrashReports
@@ -120,7 +120,7 @@ class TopApp(CrashReports[None]):
                 self.metrics.begin_batch((), _ROWS)
             elif isinstance(event, Done):
                 self._answers += 1
-                turn = Turn.of(self._answers, event.end.summary, event.end.reason)
+                turn = TurnFigures.of(self._answers, event.end.summary, event.end.reason)
                 self.metrics.set_turns([*self.metrics.turns[1 - _TURNS :], turn])
 
     def show(self) -> None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from headrace.app.verify.expectation import Expectation
 from headrace.app.verify.serving import FixedPace, Served, Serving, Tick
-from headrace.app.verify.trace import TOP, Comparison, Flip, Trace, compare
+from headrace.app.verify.trace import TOP, Flip, Trace, TraceComparison, compare
 from headrace.models.loading.load import LoadedModel
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime import ops
@@ -36,7 +36,7 @@ Begin = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class VerifyPlan:
     """Size of a verification.
 
     tokens: per answer.
@@ -100,7 +100,7 @@ class Verification:
         self,
         loaded: LoadedModel,
         expected: Expectation,
-        plan: Plan,
+        plan: VerifyPlan,
         tick: Tick = lambda: None,
         here: LoadedModel | None = None,
     ) -> None:
@@ -196,7 +196,7 @@ class Verification:
 
 
 def judged(
-    expected: Expectation, name: str, compared: list[Comparison], tokenizer: Tokenizer, note: str = ""
+    expected: Expectation, name: str, compared: list[TraceComparison], tokenizer: Tokenizer, note: str = ""
 ) -> CheckResult:
     """Return the result of a check.
 
@@ -232,7 +232,7 @@ def judged(
     )
 
 
-def _verdict(expected: Expectation, comparison: Comparison) -> str:
+def _verdict(expected: Expectation, comparison: TraceComparison) -> str:
     if comparison.same_bits:
         return "equal"
     if expected.exact or comparison.missing or comparison.gap > expected.tolerance:

@@ -17,7 +17,7 @@ from typing import Any
 from headrace.app.api import Model, load
 from headrace.app.engine.http_address import HTTPAddress
 from headrace.app.engine.server_process import server_process
-from headrace.app.verify.checks import Begin, CheckResult, Plan, judged
+from headrace.app.verify.checks import Begin, CheckResult, VerifyPlan, judged
 from headrace.app.verify.expectation import Expectation
 from headrace.app.verify.trace import TOP, Trace, compare
 from headrace.models.loading.load import LoadedModel
@@ -35,7 +35,7 @@ class Interfaces:
     """The checks of one model. Raises UsageError for a model without a chat template."""
 
     def __init__(
-        self, loaded: LoadedModel, expected: Expectation, plan: Plan, path: Path, options: Mapping[str, Any]
+        self, loaded: LoadedModel, expected: Expectation, plan: VerifyPlan, path: Path, options: Mapping[str, Any]
     ) -> None:
         """Prepare the requests, without a reference to the network of `loaded`: the checks load the model again.
 

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 from msgspec import Struct
 
-from headrace.runtime.engine.request import Event, Failed, Step, TokenLogprobs
+from headrace.runtime.engine.request import Event, SequenceFailed, Step, TokenLogprobs
 from headrace.runtime.kv.block_table import BlockTable
 from headrace.runtime.ops import BLOCK
 
@@ -30,7 +30,7 @@ class Trace:
 
     def add(self, event: Event) -> None:
         """Add an event of the sequence. Raises the error of a failed one."""
-        if isinstance(event, Failed):
+        if isinstance(event, SequenceFailed):
             raise event.error
         if isinstance(event, Step):
             assert event.logprobs is not None, "requests of a verification ask for them"
@@ -79,7 +79,7 @@ class Flip(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class TraceComparison:
     """Two answers to one request.
 
     tokens: number compared.
@@ -100,7 +100,7 @@ class Comparison:
     changed: tuple[int, ...] = ()
 
 
-def compare(sequence: int, expected: Trace, got: Trace, *, cut: bool = False) -> Comparison:
+def compare(sequence: int, expected: Trace, got: Trace, *, cut: bool = False) -> TraceComparison:
     """Compare up to the first different token; later tokens continue another text.
 
     cut: `got` may end early, so missing tokens do not count.
@@ -134,4 +134,4 @@ def compare(sequence: int, expected: Trace, got: Trace, *, cut: bool = False) ->
             missing = min(0, missing)
     changed = sorted({entry[1] for entry in entries if expected.entries[entry] != got.entries[entry]})
     same = same and flip is None and not missing and not changed
-    return Comparison(count, same, gap, flip, abs(missing), len(entries), tuple(changed))
+    return TraceComparison(count, same, gap, flip, abs(missing), len(entries), tuple(changed))

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from headrace.app.output.progress import NumberedStages, drawn_progress
 from headrace.app.output.tables import Column, print_lines, print_table
-from headrace.app.verify.checks import CheckResult, Plan, Verification
+from headrace.app.verify.checks import CheckResult, Verification, VerifyPlan
 from headrace.app.verify.expectation import Expectation, expectation
 from headrace.app.verify.interfaces import Interfaces
 from headrace.app.verify.trace import TOP, Flip
@@ -49,7 +49,7 @@ class VerifyDocument(Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
 
 
-def document(model: str, expected: Expectation, plan: Plan, *, interfaces: bool = False) -> VerifyDocument:
+def document(model: str, expected: Expectation, plan: VerifyPlan, *, interfaces: bool = False) -> VerifyDocument:
     """Return the document before any check. interfaces: answers are compared with those of `run`."""
     from headrace.app.versions import versions
 
@@ -71,7 +71,7 @@ def document(model: str, expected: Expectation, plan: Plan, *, interfaces: bool 
     )
 
 
-def verify(loaded: LoadedModel, plan: Plan, here: LoadedModel | None = None) -> VerifyDocument:
+def verify(loaded: LoadedModel, plan: VerifyPlan, here: LoadedModel | None = None) -> VerifyDocument:
     """Run all checks with progress on stderr. here: see `Verification`.
 
     Raises UsageError for too short a context, and the engine's errors.
@@ -82,7 +82,7 @@ def verify(loaded: LoadedModel, plan: Plan, here: LoadedModel | None = None) -> 
 
 
 def verify_interfaces(
-    load: Callable[[], LoadedModel], plan: Plan, path: Path, options: Mapping[str, object]
+    load: Callable[[], LoadedModel], plan: VerifyPlan, path: Path, options: Mapping[str, object]
 ) -> VerifyDocument:
     """Compare the interfaces: see `Interfaces`. load: loads the model; it is freed before the checks load it again."""
     loaded = load()

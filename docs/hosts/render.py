@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace.app.predict.chip_names import chip_targets, machine_targets
 from headrace.app.predict.hosts import SPLITS, HostsPrediction, best, predict_hosts
-from headrace.app.predict.links import Link, links
+from headrace.app.predict.links import NetworkLink, links
 from headrace.models.cost.shape_sources import shape_of_config
 from headrace.models.cost.step_shape import StepShape
 from headrace.models.registry.catalog import find
@@ -88,7 +88,7 @@ def _error(speed: float | None, row: Mapping[str, Any]) -> str:
     return "" if speed is None else percent(speed / row["speed"] - 1, is_signed=True)
 
 
-def _fastest(read: StepShape, chip: str, memory: int, count: int, link: Link) -> HostsPrediction:
+def _fastest(read: StepShape, chip: str, memory: int, count: int, link: NetworkLink) -> HostsPrediction:
     targets = chip_targets(chip, memory)[-1:] * count
     ways: Sequence[Any] = SPLITS if count > 1 else ("alone",)
     return best([predict_hosts(read, targets, link, CONTEXT, way=way) for way in ways])

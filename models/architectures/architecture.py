@@ -97,7 +97,7 @@ class Architecture:
     tensor_names: tuple[tuple[str, str], ...] = ()
     rename: Callable[[str, Config], str] | None = None  # by the kind of their layer
     is_unread: Callable[[str, Config], bool] | None = None  # tensors that no layer reads
-    converted: str = ""  # part of names in conversions with whole norms alone, see `TextPart.whole_norms`
+    converted: str = ""  # part of names in conversions with whole norms alone, see `TextCheckpoint.whole_norms`
     turn: "Callable[[dict[str, mx.array], Fields], dict[str, mx.array]] | None" = None  # transposes matrices
     multiply: "Callable[[dict[str, mx.array], Fields, bool], dict[str, mx.array]] | None" = None  # see `falcon`
     head: HeadNames | None = None

@@ -33,7 +33,7 @@ _OUTER = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization", "vocab_
 
 
 @dataclass(frozen=True, slots=True)
-class TextPart:
+class TextCheckpoint:
     """A text-only view of a checkpoint."""
 
     config: dict[str, object]  # of the language model
@@ -60,13 +60,13 @@ class TextPart:
         return f"only text: {parts} {verb} not loaded"
 
 
-def text_part(checkpoint: Checkpoint) -> TextPart:
+def text_part(checkpoint: Checkpoint) -> TextCheckpoint:
     """Return the language model, without the layers that draft tokens."""
     config = text_config(checkpoint.config)
     is_unread = architecture_of(config).is_unread
     if config is checkpoint.config and not architecture_of(config).tensor_names:
         tensors = {name: info for name, info in checkpoint.tensors.items() if not _drafts(name, config)}
-        return TextPart(config, tensors, {name: name for name in tensors}, {})
+        return TextCheckpoint(config, tensors, {name: name for name in tensors}, {})
 
     # The prefix of the layers, by the name of the embedding table
     tables = ((body, f"{body}{table}.weight") for body in (*BODIES, "") for table in _TABLES)  # "": GPT-2's
@@ -87,7 +87,7 @@ def text_part(checkpoint: Checkpoint) -> TextPart:
     tensors = {name: checkpoint.tensors[old] for name, old in stored.items()}
     converted = architecture_of(config).converted
     whole_norms = any(converted in name for name in checkpoint.tensors) if converted else None
-    return TextPart(config, tensors, stored, dict(ignored), whole_norms)
+    return TextCheckpoint(config, tensors, stored, dict(ignored), whole_norms)
 
 
 def _drafts(name: str, config: dict[str, object]) -> bool:

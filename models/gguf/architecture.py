@@ -47,7 +47,7 @@ class Contents(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorRule:
     """Destination of one tensor of a layer, in a group by the tensor's name below "blk.N." (`names.named`)."""
 
     module: str  # below the layer
@@ -64,13 +64,13 @@ class Part:
     index: int | None = None  # of one matrix, where the tensor is a stack
 
     @property
-    def bias(self) -> "Part":
+    def bias(self) -> "TensorRule":
         """The bias of a matrix, a stack or a norm: a number for each row."""
         axes = self.shape.split()
         return replace(self, shape=" ".join(axes[:-1] or axes), leaf="bias", stored="", values="same")
 
 
-Parts = Mapping[str, Part]
+TensorRules = Mapping[str, TensorRule]
 
 
 class DraftLayer(NamedTuple):
@@ -84,26 +84,26 @@ class DraftLayer(NamedTuple):
     norm: str
 
     @property
-    def parts(self) -> Parts:
+    def parts(self) -> TensorRules:
         """The tensors that only this layer has."""
         return {
-            "nextn.eh_proj.weight": Part(self.projection, "hidden 2*hidden"),
-            "nextn.enorm.weight": Part(self.embedding_norm, "hidden"),
-            "nextn.hnorm.weight": Part(self.hidden_norm, "hidden"),
-            "nextn.shared_head_norm.weight": Part(self.norm, "hidden"),
+            "nextn.eh_proj.weight": TensorRule(self.projection, "hidden 2*hidden"),
+            "nextn.enorm.weight": TensorRule(self.embedding_norm, "hidden"),
+            "nextn.hnorm.weight": TensorRule(self.hidden_norm, "hidden"),
+            "nextn.shared_head_norm.weight": TensorRule(self.norm, "hidden"),
         }
 
 
 @dataclass(frozen=True)
-class Architecture:
+class GGUFArchitecture:
     """Facts of one architecture. Functions are for facts that its files or its class state otherwise."""
 
     model_class: str  # in "architectures" of config.json
     model_type: str
     # Tensors of layers. A layer has those of `layer`, of its type in the config, and of `sparse`, where there are such
     # groups. A layer without a router has those of `dense` in place of `sparse`.
-    groups: Mapping[str, Parts]
-    tables: Parts  # tensors outside layers
+    groups: Mapping[str, TensorRules]
+    tables: TensorRules  # tensors outside layers
     # Entries of config.json
     keys: tuple[str, ...] = ("intermediate_size",)  # values of the metadata, see `keys.KEYS`
     experts: tuple[str, str, str] | None = None  # entries for experts: their number, those for each token, their width

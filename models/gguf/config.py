@@ -7,7 +7,7 @@ read (`has` does not count), and `refuse_unread` raises an error for other keys 
 after all functions that read keys.
 """
 
-from headrace.models.gguf.architecture import Architecture, Config, Contents, Entries
+from headrace.models.gguf.architecture import Config, Contents, Entries, GGUFArchitecture
 from headrace.models.gguf.architectures import architecture_of
 from headrace.models.gguf.header import Value
 from headrace.models.gguf.keys import (
@@ -107,7 +107,7 @@ def model_config(metadata: Metadata, file: Contents) -> Entries:
     }
 
 
-def _sizes(metadata: Metadata, row: Architecture, file: Contents) -> Entries:
+def _sizes(metadata: Metadata, row: GGUFArchitecture, file: Contents) -> Entries:
     """Return the entries of any model."""
     count = layers_of(metadata)
     kind = next((kind for kind in _EPSILONS if metadata.has(f"{{arch}}.attention.{kind}")), _EPSILONS[0])
@@ -123,7 +123,7 @@ def _sizes(metadata: Metadata, row: Architecture, file: Contents) -> Entries:
     }
 
 
-def _attention(metadata: Metadata, row: Architecture, file: Contents, sizes: Config) -> Entries:
+def _attention(metadata: Metadata, row: GGUFArchitecture, file: Contents, sizes: Config) -> Entries:
     """Return the entries of attention and of its positions."""
     heads = _heads(metadata, row, "{arch}.attention.head_count")
     kv_heads = _heads(metadata, row, "{arch}.attention.head_count_kv", heads)
@@ -150,7 +150,7 @@ def _attention(metadata: Metadata, row: Architecture, file: Contents, sizes: Con
     return config if scaling is None else {**config, "rope_scaling": scaling}
 
 
-def _heads(metadata: Metadata, row: Architecture, key: str, default: int | None = None) -> int:
+def _heads(metadata: Metadata, row: GGUFArchitecture, key: str, default: int | None = None) -> int:
     """Return the number of heads, or the largest number of a layer."""
     if not row.head_counts:
         return metadata.integer(key, default, minimum=1, maximum=HEADS)
@@ -160,7 +160,7 @@ def _heads(metadata: Metadata, row: Architecture, key: str, default: int | None 
     return heads
 
 
-def _refuse_other(metadata: Metadata, row: Architecture, config: Config) -> None:
+def _refuse_other(metadata: Metadata, row: GGUFArchitecture, config: Config) -> None:
     """Raise UnsupportedModelError for a config that the model's class cannot run."""
     if row.whole_heads:
         require_whole_heads(config)

@@ -80,7 +80,7 @@ ANEW = "download the file again, or take another one of this model"
 _TRUNCATED = "download it again; join a file that was cut into pieces first: `cat PIECE1 PIECE2 > MODEL.gguf`"
 
 
-class Texts:
+class StringList:
     """Texts of an array, decoded on request: loading weights asks for no vocabulary."""
 
     def __init__(self, content: bytes, ends: Sequence[int]) -> None:
@@ -98,7 +98,7 @@ class Texts:
 
 
 # A metadata value: number, boolean, text, or a flat list of one of them.
-Value = int | float | bool | str | list[Any] | Texts
+Value = int | float | bool | str | list[Any] | StringList
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ class _HeaderReader:
         value: Value = self.scalars(kind, 1, key)[0]
         return value
 
-    def array(self, key: str) -> list[Any] | Texts:
+    def array(self, key: str) -> list[Any] | StringList:
         """Read an array. Its length is checked before anything is allocated."""
         kind = self.number("I")
         length = self.number("Q")
@@ -319,7 +319,7 @@ class _HeaderReader:
             self.fail(f"{key} has a boolean that is neither 0 nor 1")
         return [bool(value) for value in values]
 
-    def texts(self, count: int, key: str) -> Texts:
+    def texts(self, count: int, key: str) -> StringList:
         """Return `count` consecutive texts. A vocabulary and its merges have some 500,000: each costs one unpacking."""
         data = self.data
         limit = min(len(data), self.size, MAX_HEADER_BYTES)
@@ -336,7 +336,7 @@ class _HeaderReader:
         self.position = first + ends[-1] if ends else first
         for _ in range(count - len(ends)):
             self.text(key)  # refuses the first, which is too long or cut off
-        return Texts(data[first : self.position], ends)
+        return StringList(data[first : self.position], ends)
 
     def text(self, key: str) -> str:
         """Read a text of UTF-8, after its length."""

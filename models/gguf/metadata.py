@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.models.gguf.header import Texts, Value
+from headrace.models.gguf.header import StringList, Value
 from headrace.runtime.errors import CheckpointError
 
 
@@ -82,9 +82,9 @@ class Metadata:
         """Return the length of a list of texts, which are not decoded."""
         return len(self._list_of_texts(key))
 
-    def _list_of_texts(self, key: str) -> list[str] | Texts:
+    def _list_of_texts(self, key: str) -> list[str] | StringList:
         value = self._get(key, None)
-        if isinstance(value, Texts):
+        if isinstance(value, StringList):
             return value
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self._wrong(key, "a list of texts", value)
@@ -156,7 +156,7 @@ class Metadata:
         return value
 
     def _wrong(self, key: str, expected: str, value: Value) -> CheckpointError:
-        shown = f"a list of {len(value)} items" if isinstance(value, list | Texts) else repr(value)[:40]
+        shown = f"a list of {len(value)} items" if isinstance(value, list | StringList) else repr(value)[:40]
         return CheckpointError(f"the GGUF metadata's {self._name(key)} should be {expected}, not {shown}")
 
 

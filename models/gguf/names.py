@@ -1,6 +1,7 @@
 """Targets of a GGUF's tensors from the row of its architecture: names, shapes and layout in the network.
 
-Sizes of axes are products of named sizes, `heads*head`: those of `_SIZES`, and those that `Architecture.sizes` adds.
+Sizes of axes are products of named sizes, `heads*head`: those of `_SIZES`, and those of
+`GGUFArchitecture.sizes`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,7 +10,7 @@ from typing import Any
 
 from headrace.models.architectures.fields import text_section
 from headrace.models.architectures.read import biased_modules
-from headrace.models.gguf.architecture import Architecture, Config, OrderOf, Part, Parts, Shapes, Sizes
+from headrace.models.gguf.architecture import Config, GGUFArchitecture, OrderOf, Shapes, Sizes, TensorRule, TensorRules
 from headrace.models.gguf.target import Order, Target, unfused
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
@@ -37,7 +38,7 @@ _SIZES = {
 _SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 
 
-def targets(row: Architecture, config: Config, present: Shapes) -> list[Target]:
+def targets(row: GGUFArchitecture, config: Config, present: Shapes) -> list[Target]:
     """Return one `Target` for every tensor that the network reads, in model order.
 
     present: shapes of the file's tensors. Raises CheckpointError for a missing tensor, UnsupportedModelError for an
@@ -52,7 +53,7 @@ def targets(row: Architecture, config: Config, present: Shapes) -> list[Target]:
     return wanted
 
 
-def _is_ignored(row: Architecture, name: str, config: Config) -> bool:
+def _is_ignored(row: GGUFArchitecture, name: str, config: Config) -> bool:
     """Return whether a tensor is part of the config, or of a layer for multi-token prediction, or `ignored`."""
     block, _, key = name.removeprefix("blk.").partition(".")
     if not name.startswith("blk."):
@@ -63,7 +64,7 @@ def _is_ignored(row: Architecture, name: str, config: Config) -> bool:
 class _Names:
     """Targets of one file. config: its text part."""
 
-    def __init__(self, row: Architecture, config: Config, present: Shapes) -> None:
+    def __init__(self, row: GGUFArchitecture, config: Config, present: Shapes) -> None:
         self._row = row
         self._config = config
         self._present = present
@@ -94,7 +95,7 @@ class _Names:
 
     def _layer(self, kinds: tuple[str, ...], number: int, at: str) -> Iterator[Target]:
         """Return the targets of a layer with these groups, and biases as the config states. at: prefix of modules."""
-        parts: dict[str, Part] = {}
+        parts: dict[str, TensorRule] = {}
         for kind in kinds:
             for key, part in self._row.groups[self._group(kind, number)].items():
                 parts[key] = part
@@ -102,7 +103,7 @@ class _Names:
                     parts[f"{key}.bias"] = part.bias
         return self._of_parts(parts, f"blk.{number}.", at)
 
-    def _of_parts(self, parts: Parts, block: str, at: str) -> Iterator[Target]:
+    def _of_parts(self, parts: TensorRules, block: str, at: str) -> Iterator[Target]:
         """Yield the targets of parts. block: prefix of the file's tensors. at: prefix of modules."""
         made = {named(key): self._target(part, block + named(part.source or key), at) for key, part in parts.items()}
         optional = {made[named(key)].source for key, part in parts.items() if part.optional}
@@ -113,7 +114,7 @@ class _Names:
             if not missing:
                 yield target
 
-    def _target(self, part: Part, source: str, at: str) -> Target:
+    def _target(self, part: TensorRule, source: str, at: str) -> Target:
         """Return the target of the tensor `source`. at: prefix of its module."""
         block = source.rpartition(".")[0].rpartition(".")[0]
         return Target(

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
-from headrace.models.loading.forcing import Forced
+from headrace.models.loading.forcing import TeacherForcing
 from headrace.models.loading.measurement_key import measurement_key
 from headrace.models.network.activations import rounded_widths, unsupported, with_activations
 from headrace.models.network.decoder import Decoder
@@ -88,7 +88,7 @@ def _measured_kl(fine: Network, coarse: Network, ids: Sequence[int], tick: Calla
     """Return the mean KL divergence of `coarse` from `fine` in nats, over a prompt of these tokens."""
     from headrace.models.loading.divergence import divergence  # late: imports numpy
 
-    both = [Forced(network, len(ids), tick) for network in (fine, coarse)]
+    both = [TeacherForcing(network, len(ids), tick) for network in (fine, coarse)]
     for forced in both:
         forced.begin([])
     total = 0.0

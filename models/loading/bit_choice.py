@@ -13,7 +13,7 @@ from headrace.models.checkpoint.quantization import Groups
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class PartFormat:
     """One format of a part."""
 
     groups: Groups
@@ -21,12 +21,12 @@ class Option:
     kl: float  # nats, predicted
 
 
-def least_bytes(parts: Sequence[Sequence[Option]]) -> int:
+def least_bytes(parts: Sequence[Sequence[PartFormat]]) -> int:
     """Return the bytes of the smallest choice."""
     return sum(min(option.nbytes for option in options) for options in parts)
 
 
-def choose(parts: Sequence[Sequence[Option]], budget: int) -> list[Option]:
+def choose(parts: Sequence[Sequence[PartFormat]], budget: int) -> list[PartFormat]:
     """Return an option of each part, together of at most `budget` bytes. The budget must be `least_bytes` or more."""
     # From the smallest option of each part, the step that saves most for its bytes first.
     hulls = [_hull(options) for options in parts]
@@ -50,16 +50,16 @@ def choose(parts: Sequence[Sequence[Option]], budget: int) -> list[Option]:
     return _spend(parts, chosen, left)
 
 
-def _step(hull: Sequence[Option], position: int, number: int) -> tuple[float, int]:
+def _step(hull: Sequence[PartFormat], position: int, number: int) -> tuple[float, int]:
     """Return the KL that the next step saves per byte, negative for a heap, and the part's number."""
     now = hull[position]
     after = hull[position + 1]
     return (after.kl - now.kl) / (after.nbytes - now.nbytes), number
 
 
-def _hull(options: Sequence[Option]) -> list[Option]:
+def _hull(options: Sequence[PartFormat]) -> list[PartFormat]:
     """Return the lower convex hull, by size, with falling KL."""
-    hull: list[Option] = []
+    hull: list[PartFormat] = []
     for option in sorted(options, key=lambda option: (option.nbytes, option.kl)):
         if hull and option.kl >= hull[-1].kl:
             continue
@@ -69,12 +69,12 @@ def _hull(options: Sequence[Option]) -> list[Option]:
     return hull
 
 
-def _slope(smaller: Option, larger: Option) -> float:
+def _slope(smaller: PartFormat, larger: PartFormat) -> float:
     """Return the KL that a larger option adds per byte: negative where it saves KL."""
     return (larger.kl - smaller.kl) / (larger.nbytes - smaller.nbytes)
 
 
-def _spend(parts: Sequence[Sequence[Option]], chosen: list[Option], left: int) -> list[Option]:
+def _spend(parts: Sequence[Sequence[PartFormat]], chosen: list[PartFormat], left: int) -> list[PartFormat]:
     """Replace single options, by those that save most, until no better one fits into the bytes left."""
     while True:
         fitting = [

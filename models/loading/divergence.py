@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from headrace.runtime.ops.read_values import read_ints
 
-Row = NDArray[np.float32]
+LogitRow = NDArray[np.float32]
 """Logits, or logarithms of probabilities, of one token (V,)."""
 
 _LARGE = 8.0  # for a |c| this large the plain form is exact enough, and exp(-c) may overflow
@@ -65,7 +65,7 @@ def divergence(reference: mx.array, other: mx.array, targets: mx.array) -> Diver
     return result
 
 
-def _kl(log_p: Row, log_q: Row, difference: Row) -> float:
+def _kl(log_p: LogitRow, log_q: LogitRow, difference: LogitRow) -> float:
     """Return KL(p || q) of one row. difference: logits of p less those of q; see the module."""
     p = np.exp(log_p)
     c = difference - p.dot(difference)
@@ -74,8 +74,8 @@ def _kl(log_p: Row, log_q: Row, difference: Row) -> float:
     return float(p.dot(log_p - log_q))
 
 
-def _log_softmax(logits: Row) -> Row:
+def _log_softmax(logits: LogitRow) -> LogitRow:
     """Return the logarithms of a row's probabilities."""
-    shifted: Row = logits - logits.max()
+    shifted: LogitRow = logits - logits.max()
     shifted -= np.log(np.exp(shifted).sum())
     return shifted

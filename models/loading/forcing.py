@@ -35,7 +35,7 @@ class Scores(Protocol):
         """Release the cache."""
 
 
-class Forced:
+class TeacherForcing:
     """One network, fed at most `limit` tokens. tick: called between passes; may raise to stop."""
 
     def __init__(self, network: Network, limit: int, tick: Callable[[], None] = lambda: None) -> None:

@@ -16,7 +16,7 @@ _PLAIN = ("linear", "linear_add", "linear_add_norm")  # x, weight, ...
 _NORMED = ("norm_linear", "norm_glu")  # x, norm, epsilon, weight, ...
 
 
-class _Recorder:
+class _InputRecorder:
     """An `Ops` that computes layers one operation at a time and sums up squares of the inputs of each weight.
 
     sums: (columns,) by the weight's identity; the recording decoder keeps the weights.
@@ -63,7 +63,7 @@ def _normed(x: mx.array, norm: mx.array | None, eps: float, weight: Weight, *_: 
 
 def record_importance(decoder: Decoder, feed: Callable[[Decoder], None]) -> dict[str, mx.array]:
     """Return the importance of columns (K,) by the name of projections with one input; `feed` runs the decoder."""
-    recorder = _Recorder(decoder.ops)
+    recorder = _InputRecorder(decoder.ops)
     recording = decoder.with_ops(recorder)
     feed(recording)
     weights = recording.weights_by_input()

@@ -19,7 +19,7 @@ from headrace.models.checkpoint.adapter import Adapter
 from headrace.models.checkpoint.quantization import Quantization, has_groups_of_16
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.checkpoint.tensor_info import stored_dtype
-from headrace.models.checkpoint.text_part import TextPart, text_part
+from headrace.models.checkpoint.text_part import TextCheckpoint, text_part
 from headrace.models.checkpoint.validation import convert_read_errors, report_store_damage
 from headrace.models.cost.costs import loaded_weight_bytes, shape_to_run, working_memory
 from headrace.models.cost.step_shape import StepShape
@@ -384,14 +384,16 @@ def fitting_context(weights: int, kv: Sequence[LayerKV], working: int, limit: in
     return limit
 
 
-def _fitting_tokens(weights: int, kv: Sequence[LayerKV], working: int, limit: int, budget: memory.Budget | None) -> int:
+def _fitting_tokens(
+    weights: int, kv: Sequence[LayerKV], working: int, limit: int, budget: memory.MemoryBudget | None
+) -> int:
     """Return the number of tokens, at most `limit`, whose K/V fit next to the weights."""
     if budget is None:
         return limit
     return longest_context(kv, budget.usable - weights - working, limit)
 
 
-def _quantized_bytes(part: TextPart, kind: Quantization) -> int:
+def _quantized_bytes(part: TextCheckpoint, kind: Quantization) -> int:
     """Return the bytes of all tensors after quantizing each plain matrix whose rows divide into groups."""
     total = 0
     for info in part.tensors.values():

@@ -40,7 +40,7 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.")  # begins a module's name: the la
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WeightGroup:
     """Projections with one format.
 
     name: of the matrix that they are in the network.
@@ -76,7 +76,7 @@ class Part:
         return Groups(3, 32)
 
 
-def quantizable_parts(checkpoint: Checkpoint, name: str) -> list[Part]:
+def quantizable_parts(checkpoint: Checkpoint, name: str) -> list[WeightGroup]:
     """Return the parts in order of the checkpoint's layers.
 
     Raises UsageError for a quantized checkpoint, UnsupportedModelError if its parts cannot be told.
@@ -117,7 +117,7 @@ def _is_quantizable(info: TensorInfo) -> bool:
     return len(info.shape) == 2 and info.dtype in FLOATS and info.shape[1] % min(GROUP_SIZES) == 0
 
 
-def _group_by_product(shapes: Mapping[str, tuple[int, int]], config: DecoderConfig) -> list[Part]:
+def _group_by_product(shapes: Mapping[str, tuple[int, int]], config: DecoderConfig) -> list[WeightGroup]:
     """Return the matrices in parts: together those that are multiplied at once. shapes: of all matrices, by module."""
     # Parts in the network, and the matrices of each. A matrix that is in none is a part by itself.
     products: dict[str, str] = {}  # module -> name of its part
@@ -129,7 +129,7 @@ def _group_by_product(shapes: Mapping[str, tuple[int, int]], config: DecoderConf
     for module, shape in shapes.items():
         part_name = products.get(module, module)
         shapes_by_part.setdefault(part_name, {})[module] = shape
-    parts = [Part(name, modules, _layer_of(name)) for name, modules in shapes_by_part.items()]
+    parts = [WeightGroup(name, modules, _layer_of(name)) for name, modules in shapes_by_part.items()]
     return sorted(parts, key=lambda part: (-1 if part.layer is None else part.layer, part.name))
 
 
@@ -141,7 +141,7 @@ def _layer_of(name: str) -> int | None:
     return int(match[1])
 
 
-def trial(checkpoint: Checkpoint, decoder: Decoder, part: Part, importance: mx.array | None) -> Decoder:
+def trial(checkpoint: Checkpoint, decoder: Decoder, part: WeightGroup, importance: mx.array | None) -> Decoder:
     """Return the decoder with one part rounded to its probe format. Only that layer's weights are in memory twice.
 
     importance: of the part's columns; None: all are alike.
@@ -159,7 +159,7 @@ def trial(checkpoint: Checkpoint, decoder: Decoder, part: Part, importance: mx.a
     return decoder.with_part(parameters, part.layer)
 
 
-def squared_errors(checkpoint: Checkpoint, part: Part, importance: mx.array | None) -> list[float]:
+def squared_errors(checkpoint: Checkpoint, part: WeightGroup, importance: mx.array | None) -> list[float]:
     """Return the squared error of the part's weights in each of its formats, by the importance of columns."""
     arrays = weight_arrays(checkpoint)
     matrices = [loaded(arrays[f"{module}.weight"]) for module in part.shapes]
@@ -168,7 +168,7 @@ def squared_errors(checkpoint: Checkpoint, part: Part, importance: mx.array | No
 
 def write_mixed(
     checkpoint: Checkpoint,
-    parts: Sequence[tuple[Part, Groups]],
+    parts: Sequence[tuple[WeightGroup, Groups]],
     importances: Mapping[str, mx.array],
     target: Path,
     progress: Progress,

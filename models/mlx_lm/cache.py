@@ -22,7 +22,7 @@ from headrace.runtime.metrics.cost import LayerKV
 _ROOM = ("max_size", "chunk_size")  # attributes of parts with a bound on entries
 MOST = 6  # marks of a cache
 MOST_BYTES = 512 << 20  # of all its marks
-State = list[dict[str, Any] | None]
+SavedState = list[dict[str, Any] | None]
 """Attributes of each part that drops entries, None for others."""
 
 
@@ -56,7 +56,7 @@ class Mark:
     """State of a cache that later entries overwrite."""
 
     length: int  # entries of the cache then
-    state: State
+    state: SavedState
     nbytes: int  # of the state's arrays
 
 
@@ -113,7 +113,7 @@ class MlxLmCache(KVCache):
         super().__init__(limit)
         self.parts = parts
         self.needs_marks = any(_drops(part) for part in leaves(parts))
-        self._before: tuple[int, State] | None = None  # length and recurrent state before the newest pass
+        self._before: tuple[int, SavedState] | None = None  # length and recurrent state before the newest pass
         self._marks = Marks()
         self._kv = kv  # of the model's layers, for `committed_bytes`
 
@@ -153,14 +153,14 @@ class MlxLmCache(KVCache):
             return
         self.add_mark(self.committed, self._states(_copy))
 
-    def _states(self, copied: Callable[[dict[str, Any]], dict[str, Any]]) -> State:
+    def _states(self, copied: Callable[[dict[str, Any]], dict[str, Any]]) -> SavedState:
         """Return the copied attributes of the parts that drop entries, None for others."""
-        states: State = []
+        states: SavedState = []
         for part in leaves(self.parts):
             states.append(copied(vars(part)) if _drops(part) else None)
         return states
 
-    def add_mark(self, length: int, state: State) -> None:
+    def add_mark(self, length: int, state: SavedState) -> None:
         """Make `length` reachable by the state of the parts that drop entries, None for others."""
         arrays = arrays_in(state)
         mx.eval(arrays)  # a saved state must not keep its inputs alive
@@ -211,7 +211,7 @@ class MlxLmCache(KVCache):
         if self.reachable(length) != length:
             raise EngineError("the cache has dropped what it would need to go back")
         parts = leaves(self.parts)
-        states: State = [None] * len(parts)
+        states: SavedState = [None] * len(parts)
         mark = self._marks.at_most(length)
         if mark is not None and mark.length == length:
             states = mark.state

@@ -30,7 +30,7 @@ _LONG = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class StepReads:
     """Reads of a step."""
 
     vocab_size: int  # logits of a token
@@ -45,7 +45,7 @@ class Measured:
         return step_cost(self.matrices, self.vector_bytes, self.kv, self.attention_flops, state_bytes=0)
 
 
-def measure(model: nn.Module, config: Mapping[str, object], shares: Mapping[str, float] | None = None) -> Measured:
+def measure(model: nn.Module, config: Mapping[str, object], shares: Mapping[str, float] | None = None) -> StepReads:
     """Return the reads of a step of `model`. Raises what its class raises for an unexpected config.
 
     shares: read shares of parameters, if they are known.
@@ -61,7 +61,7 @@ def measure(model: nn.Module, config: Mapping[str, object], shares: Mapping[str,
     heads = text.get("num_attention_heads", 0)
     width = text.get("hidden_size", 0)
     head_dim = text.get("head_dim") or width // max(heads, 1)
-    return Measured(vocab_size, shares, matrices, vectors, kv, attention_flops_per_entry(heads, head_dim))
+    return StepReads(vocab_size, shares, matrices, vectors, kv, attention_flops_per_entry(heads, head_dim))
 
 
 def _matrices(model: nn.Module, shares: Mapping[str, float], vocab_size: int) -> list[Matrix]:

@@ -15,7 +15,7 @@ from headrace.models.architectures.config import DecoderConfig
 from headrace.models.architectures.read import decoder_config
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint, quantization_section
-from headrace.models.checkpoint.text_part import TextPart, headrace_name, text_config
+from headrace.models.checkpoint.text_part import TextCheckpoint, headrace_name, text_config
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.mtp import HeadTensors
 from headrace.models.network.parameters import Parameters
@@ -115,7 +115,7 @@ def head_parameters(
         modules = {theirs.rpartition(".")[0]: ours.rpartition(".")[0] for ours, theirs in stored.items()}
         renamed = {modules.get(name, name): entry for name, entry in section.items()}
         config = {**config, "quantization": renamed}
-    part = TextPart(config, infos, stored, {}, whole_norms=not tensors.shifts)
+    part = TextCheckpoint(config, infos, stored, {}, whole_norms=not tensors.shifts)
     return Parameters(replace(checkpoint, tensors=dict(tensors.infos)), ops, dtype, requantize, take, read, part)
 
 

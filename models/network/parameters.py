@@ -18,7 +18,7 @@ from headrace.models.architectures.families import architecture_of
 from headrace.models.architectures.fields import Fields
 from headrace.models.checkpoint.quantization import Quantization, layer_quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
-from headrace.models.checkpoint.text_part import TextPart, text_part
+from headrace.models.checkpoint.text_part import TextCheckpoint, text_part
 from headrace.models.network.adapted import AdaptedOps, Change, Changes, Factors, joined
 from headrace.models.network.stacks import with_stacks
 from headrace.models.network.tensors import Tensor
@@ -70,7 +70,7 @@ class Parameters:
         requantize: Quantization | None = None,
         take: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
         read: Callable[[Checkpoint], dict[str, Any]] = weight_arrays,
-        part: TextPart | None = None,
+        part: TextCheckpoint | None = None,
     ) -> None:
         adapter = None  # it changes the text only
         if part is None:

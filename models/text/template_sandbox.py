@@ -150,7 +150,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         }
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
-        return super()._generate(_Rewriting(self).visit(source), *args, **kwargs)
+        return super()._generate(_TemplateRewriter(self).visit(source), *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: object, right: object) -> Any:
         check_operator(operator, left, right)
@@ -206,7 +206,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     concat = staticmethod(lambda parts: built(concatenate(parts)))
 
 
-class _Rewriting(NodeTransformer):
+class _TemplateRewriter(NodeTransformer):
     """Rewrites a parsed template where Jinja has no hook: its own texts, and operations that are plain Python.
 
     Checks are filters whose names no template can write.
@@ -305,7 +305,7 @@ def _arguments(values: object) -> list[object] | tuple[object, ...]:
     return values
 
 
-# Filters that `_Rewriting` puts around operations.
+# Filters that `_TemplateRewriter` puts around operations.
 _CHECKS: dict[str, Callable[..., Any]] = {
     "-arguments": _arguments,
     "-built": built,

@@ -26,7 +26,7 @@ from headrace.runtime.sampling.sampler import Sampler
 from headrace.runtime.speculation.acceptance import MTP_PRIOR, MTP_WEIGHT, Acceptance
 from headrace.runtime.speculation.controller import GPU_ROWS, MIN_GAIN, ROWS, Controller
 from headrace.runtime.speculation.dry_run import Pauses
-from headrace.runtime.speculation.forced import Forced
+from headrace.runtime.speculation.forced import ForcedTokens
 from headrace.runtime.speculation.ngram import NGram, RecentAnswers
 from headrace.runtime.speculation.pass_costs import PassCostStore
 from headrace.runtime.speculation.proposer import MAX_DRAFT, Proposer, Speculation
@@ -112,7 +112,7 @@ class Drafting:
             proposers.append(DraftModel(self._draft, sequence.limit, self._vocab_size, sampler))
         if sequence.constraint is None:
             return proposers
-        return [Forced(sequence.constraint, inner) for inner in proposers or (None,)]
+        return [ForcedTokens(sequence.constraint, inner) for inner in proposers or (None,)]
 
     def add(self, chunks: list[ScheduledChunk], extend: Extend) -> list[ScheduledChunk]:
         """Return the pass with draft tokens where they pay.

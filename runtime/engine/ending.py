@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from headrace.runtime.engine.kv_budget import KVBudget
-from headrace.runtime.engine.request import Failed, Finished, FinishReason
+from headrace.runtime.engine.request import Finished, FinishReason, SequenceFailed
 from headrace.runtime.engine.scheduler import Scheduler
 from headrace.runtime.engine.sequence import Delivery, Sequence
 from headrace.runtime.errors import expected
@@ -68,7 +68,7 @@ class Ending:
 
     @contextmanager
     def own_errors(self, sequence: Sequence, events: list[Delivery]) -> Iterator[None]:
-        """End only this sequence on errors raised within; `events` gets a `Failed`."""
+        """End only this sequence on errors raised within; `events` gets a `SequenceFailed`."""
         try:
             yield
         except Exception as error:
@@ -77,7 +77,7 @@ class Ending:
             self._scheduler.remove(sequence)
             sequence.failed = True
             self._ended.append(sequence)
-            events.append((sequence, Failed(expected(error))))
+            events.append((sequence, SequenceFailed(expected(error))))
 
     def release(self, recent: RecentAnswers) -> None:
         """Release the caches of ended sequences. recent: gets the answers that draft tokens may come from."""

@@ -27,7 +27,7 @@ from headrace.runtime.engine.ending import Ending
 from headrace.runtime.engine.in_flight import InFlightBatch
 from headrace.runtime.engine.kv_budget import KVBudget
 from headrace.runtime.engine.prefill import ChunkBudget, prefill_prompt
-from headrace.runtime.engine.request import Event, Failed, Request
+from headrace.runtime.engine.request import Event, Request, SequenceFailed
 from headrace.runtime.engine.scheduler import Scheduler
 from headrace.runtime.engine.sequence import Delivery, Sequence
 from headrace.runtime.engine.step_timer import BatchClock, StepTimer
@@ -64,7 +64,7 @@ class PrefetchedPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class EngineLoad:
     """Sequences by state, and K/V memory.
 
     waiting, preempted, prefilling, decoding: numbers of sequences.
@@ -161,7 +161,7 @@ class Engine:
         try:
             while sequence.state != "finished":
                 for _, event in self.step():
-                    if isinstance(event, Failed):
+                    if isinstance(event, SequenceFailed):
                         raise event.error
                     yield event
         finally:
@@ -223,7 +223,7 @@ class Engine:
         """Preempt the youngest of several running sequences; its answer does not change."""
         self._scheduler.preempt_youngest()
 
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         """Return the engine's load."""
         states = Counter(sequence.state for sequence in self._scheduler)
         pool_bytes = 0
@@ -231,7 +231,7 @@ class Engine:
         if self.kv.pool is not None:
             pool_bytes = self.kv.pool.storage.nbytes
             blocks = self.kv.pool.stats
-        return Load(
+        return EngineLoad(
             waiting=states["waiting"],
             preempted=states["preempted"],
             prefilling=states["prefill"],

@@ -1,6 +1,7 @@
 """A request and its events, in token ids.
 
-Every generation ends with exactly one `Finished`, or with `Failed` after an error of one sequence among several.
+Every generation ends with exactly one `Finished`, or with `SequenceFailed` after an error of one sequence among
+several.
 
 `app/answer/answerer.py` makes requests, and turns these events into those with text (`models/text/events.py`). The
 records are pickled between processes. A field of `Finished` reaches every surface; CONTRIBUTING.md ("Where things go")
@@ -165,10 +166,10 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class SequenceFailed:
     """An error of one sequence's own sampler, stop ids or cancel flag; other sequences continue."""
 
     error: HeadraceError
 
 
-Event = PrefillProgress | Step | Finished | Failed
+Event = PrefillProgress | Step | Finished | SequenceFailed

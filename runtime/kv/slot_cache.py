@@ -35,7 +35,7 @@ from headrace.runtime.ops.indexed import Choice, attend_indexed
 from headrace.runtime.ops.passes import grouped
 
 GROWTH = 1024  # entries: the most that is allocated ahead of need, so that a long context wastes little memory
-_PACKED_PARTS = len(packed.Rows._fields)  # arrays of a layer's keys, and of its values
+_PACKED_PARTS = len(packed.PackedRows._fields)  # arrays of a layer's keys, and of its values
 
 
 @dataclass(slots=True)
@@ -97,8 +97,8 @@ class Span:
 class SlotCache(ReusableCache):
     """Buffers of one sequence, `slot` of `buffers` if shared. pool: see `ReusableCache`.
 
-    keys, values: of each layer (slots, Hkv, capacity, D), or three packed arrays per layer (`packed.Rows`); empty where
-    a layer reads another's. Kernels may write them in place, outside the graph: read them through `arrays`.
+    keys, values: of each layer (slots, Hkv, capacity, D), or three packed arrays per layer (`packed.PackedRows`); empty
+    where a layer reads another's. Kernels may write them in place, outside the graph: read them through `arrays`.
     """
 
     def __init__(
@@ -148,8 +148,8 @@ class SlotCache(ReusableCache):
         self._previous = None
         if self._shape.format.packed:
             parts = slice(layer * _PACKED_PARTS, (layer + 1) * _PACKED_PARTS)
-            packed_keys = packed.Rows(*keys[parts])
-            packed_values = packed.Rows(*values[parts])
+            packed_keys = packed.PackedRows(*keys[parts])
+            packed_values = packed.PackedRows(*values[parts])
             out, keys[parts], values[parts] = packed.attend(
                 qkv, packed_keys, packed_values, self.length, spec, first, self._shape.format
             )

@@ -47,7 +47,7 @@ class CPUUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Load(CPUUse):
+class MachineLoad(CPUUse):
     """One sample of the load.
 
     memory_used, memory_total, swap_used: bytes of the machine.

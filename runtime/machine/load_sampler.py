@@ -16,7 +16,7 @@ from typing import NamedTuple
 import psutil
 
 from headrace.runtime.machine.energy import energy_between
-from headrace.runtime.machine.load import Load
+from headrace.runtime.machine.load import MachineLoad
 from headrace.runtime.machine.sensors import Readings, Sensors, sensors
 
 
@@ -49,7 +49,7 @@ class LoadSampler:
         self._all: dict[int, float] = {}  # CPU seconds by process, of all processes, while contended
         self._busiest = ""
 
-    def sample(self, own_pids: Iterable[int]) -> Load | None:
+    def sample(self, own_pids: Iterable[int]) -> MachineLoad | None:
         """Return the load since the last call; None at the first. own_pids: of this program's processes."""
         # CPU seconds of all programs, and of this one's processes since the last call.
         now = self._clock()
@@ -78,7 +78,7 @@ class LoadSampler:
         elapsed = now - last.at
         memory = psutil.virtual_memory()
         cpus = psutil.cpu_count() or 1
-        load = Load(
+        load = MachineLoad(
             cpus=cpus,
             busy_cpus=min(float(cpus), max(0.0, busy - last.busy_s) / elapsed),
             own_cpus=mine / elapsed,

@@ -32,7 +32,7 @@ _WIRED_SHARE = 0.75  # of the working set, at most
 
 
 @dataclass(frozen=True)
-class Budget:
+class MemoryBudget:
     """Bytes for weights, KV cache and working memory together."""
 
     total: int
@@ -56,7 +56,7 @@ def budget(
     host: Machine | None = None,
     available: Callable[[], int | None] = memory_available,
     limited: Callable[[], tuple[int, int] | None] = address_space,
-) -> Budget | None:
+) -> MemoryBudget | None:
     """Return the current budget of this machine; None if its memory is unknown."""
     host = host or machine()
     if host.backend == "metal" and host.device_memory_bytes:
@@ -74,14 +74,14 @@ def budget(
         total = host.memory_bytes or free_ram
         free = free_ram
         source = "available RAM"
-    ram = Budget(total, free, max(_RESERVE_LEAST, int(total * _RESERVE_SHARE)), source)
+    ram = MemoryBudget(total, free, max(_RESERVE_LEAST, int(total * _RESERVE_SHARE)), source)
     if host.backend != "cpu":
         return ram
     space = limited()
     if space is None:
         return ram
     size, used = space
-    limit = Budget(size, max(0, size - used), threads_need(host.usable_cores), _ADDRESS_SPACE)
+    limit = MemoryBudget(size, max(0, size - used), threads_need(host.usable_cores), _ADDRESS_SPACE)
     return min(ram, limit, key=lambda budget: budget.usable)
 
 
@@ -89,7 +89,7 @@ def check_fits(
     weight_bytes: int,
     kv_bytes: int,
     overhead_bytes: int,
-    limit: Budget | None,
+    limit: MemoryBudget | None,
     context: int | None = None,
     *,
     fitting: int = 0,

@@ -28,7 +28,7 @@ _MAX_WIDTH = 4 * _READS * _MAX_THREADS  # values of a row: 16 a thread, which st
 _MAX_HEAD = 576  # values of a head, as well: a latent with its key
 
 
-class Status(NamedTuple):
+class MetalStatus(NamedTuple):
     """Availability of the kernels, and the reason if there are none."""
 
     available: bool
@@ -87,17 +87,17 @@ def forced(kernels: bool) -> Iterator[None]:
 
 
 @lru_cache(maxsize=1)
-def status() -> Status:
+def status() -> MetalStatus:
     """Return whether this machine runs the kernels: they are compiled once, and compared with their twins."""
     if environment.reference_kernels():
-        return Status(False, "HEADRACE_KERNELS=reference")
+        return MetalStatus(False, "HEADRACE_KERNELS=reference")
     if not mx.metal.is_available():
-        return Status(False, "no Metal")
+        return MetalStatus(False, "no Metal")
     try:
         wrong = next((wrong for check in checks if (wrong := check())), "")
-        return Status(not wrong, wrong)
+        return MetalStatus(not wrong, wrong)
     except (RuntimeError, ValueError) as error:
-        return Status(False, str(error).splitlines()[0])
+        return MetalStatus(False, str(error).splitlines()[0])
 
 
 def add_norms_twin(

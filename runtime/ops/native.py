@@ -50,7 +50,7 @@ _waiting: "ContextVar[list[PreparedWeight] | None]" = ContextVar("waiting", defa
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class NativeStatus:
     """Availability of the kernels. `fallbacks` counts reference calls by reason."""
 
     available: bool
@@ -60,11 +60,11 @@ class Status:
     fallbacks: dict[str, int] = field(default_factory=dict)
 
 
-def status() -> Status:
+def status() -> NativeStatus:
     """Return availability, instruction set, threads and fallbacks."""
     if missing is not None:
-        return Status(False, missing)
-    return Status(
+        return NativeStatus(False, missing)
+    return NativeStatus(
         True,
         instruction_set=kernels.instruction_set(),
         threads=kernels.threads(),

@@ -1,6 +1,6 @@
 """Attention over packed K/V in stock MLX, in MLX's groups with a scale and an offset.
 
-Contract: as `runtime.ops.reference.attend`, over `Rows` instead of plain buffers. Few queries multiply the codes
+Contract: as `runtime.ops.reference.attend`, over `PackedRows` instead of plain buffers. Few queries multiply the codes
 directly, on a Mac in one kernel (`runtime.ops.metal_attention`); for more, one layer's visible entries are unpacked for
 MLX's fused attention. Codes are those of the heads' Hadamard transforms (`transformed`). On a CPU, non-finite keys or
 values come back as NaN; on a GPU the check of logits alone finds them, since it would take six kernels a layer.
@@ -26,21 +26,21 @@ MAX_DIRECT = 64
 """Queries per K/V head up to which codes are multiplied directly (docs/kv.md)."""
 
 
-class Rows(NamedTuple):
+class PackedRows(NamedTuple):
     """Keys or values of one layer, each (B, Hkv, capacity, ...): codes in dwords, and each group's scale and offset."""
 
     codes: mx.array
     scales: mx.array
     offsets: mx.array
 
-    def entries(self, first: int, end: int) -> "Rows":
+    def entries(self, first: int, end: int) -> "PackedRows":
         """Return the rows [first, end) of all parts."""
-        return Rows(*(part[:, :, first:end] for part in self))
+        return PackedRows(*(part[:, :, first:end] for part in self))
 
 
 def attend(
-    qkv: Projections, keys: Rows, values: Rows, offset: int, spec: AttentionSpec, first: int, kv: KVFormat
-) -> tuple[mx.array, Rows, Rows]:
+    qkv: Projections, keys: PackedRows, values: PackedRows, offset: int, spec: AttentionSpec, first: int, kv: KVFormat
+) -> tuple[mx.array, PackedRows, PackedRows]:
     """Rotate, pack, append and attend. Returns (out (B, T, H * D), keys, values), as `reference.attend` does."""
     q, k, v = placed_heads(qkv, offset, spec)
     batch, _, length, _ = q.shape
@@ -81,25 +81,25 @@ def transformed(heads: mx.array) -> mx.array:
     return out.reshape(heads.shape).astype(heads.dtype)
 
 
-def pack(x: mx.array, coding: Coding, dtype: mx.Dtype) -> Rows:
+def pack(x: mx.array, coding: Coding, dtype: mx.Dtype) -> PackedRows:
     """Quantize x (..., D); scales and offsets in `dtype`."""
     codes, scales, offsets = mx.quantize(x.astype(dtype), group_size=coding.group, bits=coding.bits)
     if reference.on_gpu():
-        return Rows(codes, scales, offsets)
+        return PackedRows(codes, scales, offsets)
     # Minimum and maximum skip NaN, so a group with one would come back finite.
     # 0 * NaN and 0 * inf are NaN: added to the offset, the whole group comes back as NaN.
     nans = (0 * x).reshape(*scales.shape, coding.group).sum(axis=-1)
-    return Rows(codes, scales + nans.astype(dtype), offsets)
+    return PackedRows(codes, scales + nans.astype(dtype), offsets)
 
 
-def _written(rows: Rows, new: mx.array, at: int, coding: Coding) -> Rows:
+def _written(rows: PackedRows, new: mx.array, at: int, coding: Coding) -> PackedRows:
     """Write `new` (B, Hkv, T, D) from row `at` on."""
     for part, packed in zip(rows, pack(new, coding, rows.scales.dtype), strict=True):
         part[:, :, at : at + new.shape[2]] = packed
     return rows
 
 
-def _unpacked(rows: Rows, coding: Coding, dtype: mx.Dtype) -> mx.array:
+def _unpacked(rows: PackedRows, coding: Coding, dtype: mx.Dtype) -> mx.array:
     """Dequantize to (..., D) in `dtype`."""
     plain = mx.dequantize(
         rows.codes, scales=rows.scales, biases=rows.offsets, group_size=coding.group, bits=coding.bits
@@ -107,7 +107,7 @@ def _unpacked(rows: Rows, coding: Coding, dtype: mx.Dtype) -> mx.array:
     return plain.astype(dtype)
 
 
-def _product(x: mx.array, rows: Rows, coding: Coding, *, transpose: bool) -> mx.array:
+def _product(x: mx.array, rows: PackedRows, coding: Coding, *, transpose: bool) -> mx.array:
     """Multiply x (B, Hkv, n, D or S) by the rows (B, Hkv, S, D), transposed or not.
 
     On a GPU each of the n is a product by itself: MLX's kernels for one row are split over the entries, those for
@@ -117,7 +117,7 @@ def _product(x: mx.array, rows: Rows, coding: Coding, *, transpose: bool) -> mx.
     scales = rows.scales.astype(x.dtype)
     offsets = rows.offsets.astype(x.dtype)
     if reference.on_gpu() and x.ndim == 4:
-        apart = Rows(*(part[:, :, None] for part in (codes, scales, offsets)))
+        apart = PackedRows(*(part[:, :, None] for part in (codes, scales, offsets)))
         return _product(x[:, :, :, None], apart, coding, transpose=transpose)[..., 0, :]
     return mx.quantized_matmul(
         x,
@@ -130,7 +130,9 @@ def _product(x: mx.array, rows: Rows, coding: Coding, *, transpose: bool) -> mx.
     )
 
 
-def over_codes(q: mx.array, keys: Rows, values: Rows, spec: AttentionSpec, kv: KVFormat, begin: int = 0) -> mx.array:
+def over_codes(
+    q: mx.array, keys: PackedRows, values: PackedRows, spec: AttentionSpec, kv: KVFormat, begin: int = 0
+) -> mx.array:
     """Attend without unpacking. q (B, H, T, D) -> (B, H, T, D). begin: position of the first key."""
     batch, heads, length, dim = q.shape
     shared = heads // spec.kv_heads

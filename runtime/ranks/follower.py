@@ -20,7 +20,7 @@ from headrace.runtime.kv.backend import KVBackend, KVOptions
 from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
 from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.ranks.head import DividedHead, FollowerHead
-from headrace.runtime.ranks.link import Link, RankLostError, Record, connect
+from headrace.runtime.ranks.link import PeerConnection, RankLostError, Record, connect
 
 TOLD_S = 1.0  # between two reports of kernel times to rank 0: as often as people read them
 
@@ -63,7 +63,7 @@ class Follower:
             end(1)
 
         self.address, _ = address  # rank 0's
-        self.link = Link(connect(address, rank, key, timeout), "rank 0", lose)
+        self.link = PeerConnection(connect(address, rank, key, timeout), "rank 0", lose)
         self.link.start()
 
     def take(self) -> Record | None:
@@ -90,7 +90,7 @@ def follow(network: FollowerNetwork, follower: Follower) -> Record | None:
 class _Repeated:
     """K/V state of this rank. Every public method is a call of `runtime.ranks.leader`."""
 
-    def __init__(self, network: FollowerNetwork, link: Link) -> None:
+    def __init__(self, network: FollowerNetwork, link: PeerConnection) -> None:
         self._network = network
         self._link = link
         self._backend: KVBackend  # set by `backend`, rank 0's first call
@@ -182,7 +182,7 @@ class _Repeated:
 class _KernelClock:
     """Tells rank 0 the seconds that this rank's kernels compute in a decode step, about every TOLD_S."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: PeerConnection) -> None:
         self._link = link
         self._measures = ops.select() is ops.native
         self._restart()

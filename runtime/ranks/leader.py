@@ -29,7 +29,7 @@ from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
 from headrace.runtime.kv.disk import DiskStore
 from headrace.runtime.metrics.telemetry import RankTimes, StepParts, rank_times
 from headrace.runtime.network import Network
-from headrace.runtime.ranks.link import FAILED, SILENCE_S, Link, RankLostError, Reception, Record
+from headrace.runtime.ranks.link import FAILED, SILENCE_S, PeerConnection, RankLostError, Reception, Record
 from headrace.runtime.ranks.pass_limit import PassLimit
 from headrace.runtime.ranks.split import divided
 
@@ -67,7 +67,7 @@ class Leader:
         self.names = list(names)
         self.limit = PassLimit()
         self.address = str(listener.getsockname()[0])
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, PeerConnection] = {}
         self._losing = threading.Lock()
         self._lost = threading.Event()
         self._log: list[list[object]] = []  # calls that are not sent yet: name, then arguments
@@ -92,7 +92,7 @@ class Leader:
             if not 0 < rank < self.size or rank in self._links:
                 connection.close()
                 continue
-            self._links[rank] = Link(connection, self.names[rank], partial(self.lose, rank))
+            self._links[rank] = PeerConnection(connection, self.names[rank], partial(self.lose, rank))
             self._links[rank].start()
         self._reception.close()
         self.limit.watch(self._lost, partial(self.lose, None))

@@ -50,7 +50,7 @@ class RankLostError(EngineError):
         self.rank = rank
 
 
-class Link:
+class PeerConnection:
     """A connection to the peer `name`. on_lost(reason): called at most once, by any thread.
 
     A connection that ends after `close` is not lost. A loss that was noticed before may still be reported after it.

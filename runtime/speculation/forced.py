@@ -18,7 +18,7 @@ _SOURCE = "grammar"
 _CHANCE = 0.99  # of acceptance: a tokenizer may split a longer text differently
 
 
-class Forced:
+class ForcedTokens:
     """Proposer of a constrained sequence. inner: proposer of its other tokens, None for none."""
 
     def __init__(self, constraint: Constraint, inner: Proposer | None) -> None:

@@ -3,8 +3,8 @@
 A proposer serves one sequence. Its draft tokens affect speed, never output.
 
 For each pass, `Drafting` calls `update`, then `chances`, and `propose` only if draft tokens are expected to pay.
-`NGram`, `Forced`, `DraftModel` and `MtpDraft` implement it. A new one gets a line in `Drafting.proposers`, and a name
-in `Speculation` if requests may choose it. An exception from it drops the proposer, not the sequence.
+`NGram`, `ForcedTokens`, `DraftModel` and `MtpDraft` implement it. A new one gets a line in `Drafting.proposers`, and a
+name in `Speculation` if requests may choose it. An exception from it drops the proposer, not the sequence.
 """
 
 from collections.abc import Sequence

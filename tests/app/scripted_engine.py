@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from headrace.app.answer.prompt_reuse import PromptReuse
 from headrace.app.config.load_options import ModelSpec
-from headrace.app.engine.client import State as EngineState
+from headrace.app.engine.client import EngineState
 from headrace.app.engine.commands import Generate, PrefetchPrompt
 from headrace.app.engine.events import (
     Abandoned,

@@ -22,9 +22,17 @@ from msgspec import structs
 
 from headrace.app.bench.measure.peers import ChildProcess, Peer
 from headrace.app.bench.measure.run import use_threads
-from headrace.app.bench.measure.setup import Setup, check_threads
+from headrace.app.bench.measure.setup import EngineSetup, check_threads
 from headrace.app.bench.quality import show
-from headrace.app.bench.quality.run import Options, QualityDocument, Variant, chosen_passages, document, load, measure
+from headrace.app.bench.quality.run import (
+    QualityDocument,
+    QualityOptions,
+    Variant,
+    chosen_passages,
+    document,
+    load,
+    measure,
+)
 from headrace.app.bench.quality.text import read_text
 from headrace.app.output.document import json_text
 from headrace.models.loading.forcing import CHUNK
@@ -87,7 +95,7 @@ def compare(arguments: argparse.Namespace) -> QualityDocument:
         raise UsageError("float32 throughout takes headrace's own CPU kernels", "`headrace doctor` shows why not")
     if arguments.threads is not None:
         use_threads(arguments.threads)
-    options = Options(model=arguments.model or arguments.gguf, depths=arguments.depths, scored=arguments.scored)
+    options = QualityOptions(model=arguments.model or arguments.gguf, depths=arguments.depths, scored=arguments.scored)
     reference = load(options.model, options.force)
     with patch.dict(os.environ, {environment.EXACT: "1"}):
         exact = load(options.model, options.force)
@@ -109,7 +117,7 @@ def compare(arguments: argparse.Namespace) -> QualityDocument:
             child = opened("openvino", lambda: open_openvino(peer, reference.name, (limit, 1, threads)))
             peers += scores(child, width, [False, True], stack)
             notes += rounded(arguments.gguf)
-        check_threads([Setup("headrace", reference.name, threads=threads), *(one.setup for one in peers)], None)
+        check_threads([EngineSetup("headrace", reference.name, threads=threads), *(one.setup for one in peers)], None)
         variants += [Variant(one.name, "engine", None, one) for one in peers]
         interrupted = measure(exact.network, variants, found)
     compared = document(reference, [], options, variants, notes, interrupted=interrupted)

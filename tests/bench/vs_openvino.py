@@ -17,7 +17,7 @@ from headrace.app.bench.measure import peers
 from headrace.app.bench.measure.peers import ChildProcess, Peer, same_weights
 from headrace.app.bench.measure.plan import Test, parse_counts, plan
 from headrace.app.bench.measure.records import RunDocument
-from headrace.app.bench.measure.run import Options, run
+from headrace.app.bench.measure.run import MeasureOptions, run
 from headrace.app.bench.measure.sample import Backend
 from headrace.app.bench.show import formats
 from headrace.app.bench.show.live import live_view
@@ -71,7 +71,7 @@ def compare(arguments: argparse.Namespace) -> RunDocument:
         combined=False,
         batches=parse_counts(arguments.batches, "--batch"),
     )
-    options = Options(
+    options = MeasureOptions(
         models=[arguments.model or arguments.gguf],
         tests=tests,
         rounds=arguments.rounds,

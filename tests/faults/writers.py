@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.app.batch.line import Defaults, Line
+from headrace.app.batch.line import BatchDefaults, BatchLine
 from headrace.app.batch.output import ResultFile
 from headrace.app.batch.parse import parse_lines
 from headrace.app.batch.result import digest_of
@@ -54,7 +54,7 @@ def check_sessions(folder: Path, promised: list[str], **_: bool) -> None:
             assert len(store.message(number).content) >= length, f"message {number} lost some of its text"
 
 
-_LINES: list[Any] = parse_lines([json.dumps({"id": i, "prompt": "x"}).encode() for i in range(30)], Defaults())
+_LINES: list[Any] = parse_lines([json.dumps({"id": i, "prompt": "x"}).encode() for i in range(30)], BatchDefaults())
 
 
 def write_batch(folder: Path, promise: Promise) -> None:
@@ -69,7 +69,7 @@ def write_batch(folder: Path, promise: Promise) -> None:
         file.close()
 
 
-def _result(line: Line) -> dict[str, Any]:
+def _result(line: BatchLine) -> dict[str, Any]:
     return {"line": line.number, "request": line.digest, "text": "said " * 40, "error": None}
 
 

@@ -6,7 +6,7 @@ from headrace.app.bench.measure.records import (
     SCHEMA,
     Device,
     Latencies,
-    Model,
+    ModelEntry,
     RepetitionFigures,
     Result,
     RunDocument,
@@ -49,7 +49,7 @@ def run_document(results: list[Result], **fields: Any) -> RunDocument:
         name="simulated", backend="cpu", os="None", measured_peak_gb_s=45.0, nominal_peak_gb_s=None,
         measured_peak=None, kernels={}, power=PowerState(None, None, None, None),
     )  # fmt: skip
-    model = Model(
+    model = ModelEntry(
         name="m", quantization=None, sha256=None, headers_sha256=None, weight_bytes_per_step=0, kv_bytes_per_token=0
     )
     known = {

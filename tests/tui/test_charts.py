@@ -20,7 +20,7 @@ from headrace.app.tui.decode.roofline import RooflineSection, plot
 from headrace.app.tui.decode.step import StepSection
 from headrace.app.tui.decode.tables import TurnsSection
 from headrace.app.tui.metrics.facts import MachineFacts, facts
-from headrace.app.tui.metrics.figures import LatencyWindow, Point, Roofs, decode_point, histogram, roofs
+from headrace.app.tui.metrics.figures import LatencyWindow, RooflinePoint, Roofs, decode_point, histogram, roofs
 from headrace.app.tui.metrics.history import DecodeHistory
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, legend
@@ -206,11 +206,11 @@ def _style(line: Content) -> str:
 
 # -- roofline, speed against context, history ----------------------------------------------------------------------
 
-POINTS = [(Point(2.7, 19.4e9), "◆", ""), (Point(96.0, 71.3e9), "▲", "")]
+POINTS = [(RooflinePoint(2.7, 19.4e9), "◆", ""), (RooflinePoint(96.0, 71.3e9), "▲", "")]
 
 
 def _plot(roof: float | None, width: int = 56, height: int = 13, nominal: float | None = None) -> list[str]:
-    trail = [Point(2.9, 15e9), Point(2.8, 18e9)]
+    trail = [RooflinePoint(2.9, 15e9), RooflinePoint(2.8, 18e9)]
     return [line.plain for line in plot(POINTS, trail, Roofs(10e9, nominal, roof), width, height)]
 
 
@@ -233,13 +233,13 @@ def test_without_a_compute_roof_the_plot_ends_at_its_points() -> None:
 
 def test_a_point_above_a_roof_has_the_word_for_why() -> None:
     limits = Roofs(10e9, None, 50e9)
-    assert limits.why_above(Point(2.0, 19e9)) == ""
-    assert "above the measured memory" in limits.why_above(Point(2.0, 21e9))
-    assert "compute" in limits.why_above(Point(96.0, 71e9))
-    assert limits.limit_of(Point(2.0, 10e9)) == "memory limits it, 50 % used; arithmetic from 5 FLOP/B"
-    assert limits.limit_of(Point(10.0, 10e9)) == "arithmetic limits it, 20 % used"
-    assert Roofs(10e9, None, None).limit_of(Point(2.0, 10e9)) == "memory limits it, 50 % used"
-    assert Roofs(None, None, None).limit_of(Point(2.0, 10e9)) == ""
+    assert limits.why_above(RooflinePoint(2.0, 19e9)) == ""
+    assert "above the measured memory" in limits.why_above(RooflinePoint(2.0, 21e9))
+    assert "compute" in limits.why_above(RooflinePoint(96.0, 71e9))
+    assert limits.limit_of(RooflinePoint(2.0, 10e9)) == "memory limits it, 50 % used; arithmetic from 5 FLOP/B"
+    assert limits.limit_of(RooflinePoint(10.0, 10e9)) == "arithmetic limits it, 20 % used"
+    assert Roofs(10e9, None, None).limit_of(RooflinePoint(2.0, 10e9)) == "memory limits it, 50 % used"
+    assert Roofs(None, None, None).limit_of(RooflinePoint(2.0, 10e9)) == ""
     metrics = LiveMetrics()
     assert roofs(metrics.machine) == Roofs(None, None, None)
     metrics.machine = MachineFacts(compute_flops=50e9, peak_flops=400e9)

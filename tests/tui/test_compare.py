@@ -8,13 +8,13 @@ import pytest
 from headrace.app.config.presets import Preset, save_preset
 from headrace.app.config.settings import ScreenSettings, Settings
 from headrace.app.tui.input.prompt import Prompt
-from headrace.app.tui.metrics.facts import Turn
+from headrace.app.tui.metrics.facts import TurnFigures
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.compare_screen import CompareScreen
 from headrace.app.tui.screens.dialogs import Choose
 from headrace.app.tui.screens.parallel_screen import FigureLines
-from headrace.runtime.machine.load import Load
+from headrace.runtime.machine.load import MachineLoad
 from tests.app.scripted_engine import CARD, Script, ScriptedEngine
 from tests.tui.conftest import Driver
 from tests.tui.test_snapshots import compare
@@ -139,7 +139,7 @@ def test_an_answer_beside_other_programs_shows_no_mbu(play) -> None:
         pane.side.phase = "answering"
         assert not pane.figures.busy
         for _ in range(2):
-            it.state.metrics.set_load(Load(2, 2.0, 0.3, 1 << 30, 2 << 30, 0, busiest="pip"))
+            it.state.metrics.set_load(MachineLoad(2, 2.0, 0.3, 1 << 30, 2 << 30, 0, busiest="pip"))
         assert pane.figures.busy
         pane.side.turn = None
         pane.side.phase = "idle"
@@ -358,8 +358,8 @@ def test_the_compare_screen_matches_its_snapshot(play, tmp_path, size: tuple[int
 def test_both_sides_draw_the_mbu_bar_or_neither(width: int) -> None:
     lines = FigureLines(LiveMetrics())
     drawn = []
-    uncached = Turn(1, 33, 0, 9, 0.05, None, 80.0, None, "stop", mbu=0.4)
-    cached = Turn(1, 12_000, 11_264, 9, 12.25, None, 80.0, None, "stop", mbu=0.4)
+    uncached = TurnFigures(1, 33, 0, 9, 0.05, None, 80.0, None, "stop", mbu=0.4)
+    cached = TurnFigures(1, 12_000, 11_264, 9, 12.25, None, 80.0, None, "stop", mbu=0.4)
     for turn in (uncached, cached):
         lines._figures = turn
         drawn.append(lines.lines(lines.metrics, width, 4)[1].plain)

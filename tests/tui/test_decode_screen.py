@@ -16,7 +16,7 @@ from headrace.app.tui.decode.panel import Sections
 from headrace.app.tui.decode.step import StepSection
 from headrace.app.tui.input.ask_line import AskLine
 from headrace.runtime.config.paths import data_dir
-from headrace.runtime.machine.load import Load
+from headrace.runtime.machine.load import MachineLoad
 from tests.app.scripted_engine import CARD, Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
@@ -75,7 +75,7 @@ def test_meters_keep_their_place_while_load_changes(play) -> None:
         assert "167 tok/s" in it.text()
         place = line.region
         for _ in range(2):
-            it.state.metrics.set_load(Load(2, 2.0, 0.3, 1, 2, 0, busiest="a-program-with-a-long-name"))
+            it.state.metrics.set_load(MachineLoad(2, 2.0, 0.3, 1, 2, 0, busiest="a-program-with-a-long-name"))
         it.state.metrics.version += 1
         it.app.poller.draw_metrics(force=True)
         await it.pilot.pause()

@@ -6,7 +6,7 @@ import pytest
 from textual.widgets import OptionList
 
 from headrace.runtime import ops
-from headrace.runtime.machine.memory import Budget
+from headrace.runtime.machine.memory import MemoryBudget
 from tests.app.scripted_engine import CARD, ScriptedEngine
 from tests.tui.conftest import Driver
 
@@ -59,5 +59,5 @@ def test_the_picker_shows_the_context_that_fits_in_each_format(play, monkeypatch
         models.highlighted = names.index("qwen3-8b")
         await it.until(lambda: "context that fits: nothing" in it.text())
 
-    budget = Budget(total=4 << 30, free=2 << 30, reserve=0, source="available RAM")
+    budget = MemoryBudget(total=4 << 30, free=2 << 30, reserve=0, source="available RAM")
     play(scenario, ScriptedEngine(card_to_load=replace(CARD, budget=budget)))

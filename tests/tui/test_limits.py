@@ -7,7 +7,7 @@ import pytest
 from headrace.app.answer.sentence import sentence
 from headrace.app.engine.events import Done
 from headrace.app.predict import DEFAULT_CONTEXT
-from headrace.app.predict.prediction import Target, predict
+from headrace.app.predict.prediction import TargetMachine, predict
 from headrace.app.tui.decode.context_speed import expected_rate
 from headrace.app.tui.metrics.facts import facts, with_peaks
 from headrace.app.tui.metrics.figures import decode_point, roofs
@@ -67,7 +67,7 @@ def test_f5_and_fit_name_the_same_limit(loaded: str) -> None:
     card = replace(CARD, name=loaded)
     _, machine = facts(CARD)
     machine = replace(machine, measured_gb_s=54.0, compute_flops=2e12)
-    target = Target("this machine", 54e9, None, flops=2e12, apple=False)
+    target = TargetMachine("this machine", 54e9, None, flops=2e12, apple=False)
     rows = {row.name: row.tokens_per_second for row in model_rows(card, machine)}
     for name, entry in load_catalog().items():
         predicted = predict(entry.step_shape, target, min(DEFAULT_CONTEXT, entry.context - 1))

@@ -12,18 +12,18 @@ from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.metrics.machine_watch import LOOK_S, MachineWatch
 from headrace.app.tui.screens.compare_screen import CompareScreen
 from headrace.runtime.machine.energy import EnergyUse
-from headrace.runtime.machine.load import Load
+from headrace.runtime.machine.load import MachineLoad
 from headrace.runtime.machine.sensors import Readings
 from headrace.runtime.metrics.telemetry import RankTimes
 from tests.app.scripted_engine import record
 from tests.support.deltas import delta_of
 from tests.tui.conftest import Driver
 
-QUIET = Load(2, 1.9, 1.85, 2 << 30, 8 << 30, 0, Readings(23.4, 61.0))
-CROWDED = Load(2, 2.0, 1.1, 2 << 30, 8 << 30, 0, Readings(), busiest="cc1plus\x1b[31m")
+QUIET = MachineLoad(2, 1.9, 1.85, 2 << 30, 8 << 30, 0, Readings(23.4, 61.0))
+CROWDED = MachineLoad(2, 2.0, 1.1, 2 << 30, 8 << 30, 0, Readings(), busiest="cc1plus\x1b[31m")
 
 
-def _lines(load: Load, looks: int, width: int = 50, height: int = 6) -> list[str]:
+def _lines(load: MachineLoad, looks: int, width: int = 50, height: int = 6) -> list[str]:
     metrics = LiveMetrics()
     for _ in range(looks):
         metrics.set_load(load)
@@ -36,14 +36,14 @@ def test_load_memory_swap_power_and_temperature_are_shown() -> None:
     assert lines[0].endswith(" 1.9 + 0.0 others of 2") or lines[0].endswith(" 1.9 + 0.1 others of 2")
     assert lines[1].endswith(" 2.00 GiB of 8.00 GiB")
     assert lines[2] == "swap 0 B · 23.4 W · 61 °C"
-    gpu = Load(8, 1.0, 1.0, 2 << 30, 8 << 30, 0, Readings(310.0, 61.0, 0.87, 2 << 30, 80 << 30))
+    gpu = MachineLoad(8, 1.0, 1.0, 2 << 30, 8 << 30, 0, Readings(310.0, 61.0, 0.87, 2 << 30, 80 << 30))
     assert _lines(gpu, 1)[1].endswith(" 87 %, 2.00 GiB of 80.0 GiB")
-    mac = Load(8, 1.0, 1.0, 2 << 30, 8 << 30, 0, Readings(gpu_share=0.5, gpu_memory_used=6 << 30))
+    mac = MachineLoad(8, 1.0, 1.0, 2 << 30, 8 << 30, 0, Readings(gpu_share=0.5, gpu_memory_used=6 << 30))
     assert _lines(mac, 1)[1].endswith(" 50 %, 6.00 GiB")
 
 
-def _spent(joules: float, seconds: float = 2.0) -> Load:
-    return Load(2, 1.0, 1.0, 2 << 30, 8 << 30, 0, Readings(12.0), energy=EnergyUse(joules, seconds, "CPU"))
+def _spent(joules: float, seconds: float = 2.0) -> MachineLoad:
+    return MachineLoad(2, 1.0, 1.0, 2 << 30, 8 << 30, 0, Readings(12.0), energy=EnergyUse(joules, seconds, "CPU"))
 
 
 def _facts(metrics: LiveMetrics) -> str:
@@ -137,11 +137,11 @@ def test_no_line_is_wider_than_the_section() -> None:
 class Watch(MachineWatch):
     """Sees what a test says."""
 
-    def __init__(self, loads: Sequence[Load]) -> None:
+    def __init__(self, loads: Sequence[MachineLoad]) -> None:
         super().__init__(list)
         self.loads = list(loads)
 
-    def look(self, now: float) -> Load | None:  # noqa: ARG002
+    def look(self, now: float) -> MachineLoad | None:  # noqa: ARG002
         return self.loads.pop(0) if self.loads else None
 
 
@@ -185,7 +185,7 @@ class _Sampler:
     looks = 0
     fails = False
 
-    def sample(self, _own: Sequence[int]) -> Load:
+    def sample(self, _own: Sequence[int]) -> MachineLoad:
         self.looks += 1
         if self.fails:
             raise PermissionError

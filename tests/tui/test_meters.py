@@ -8,7 +8,7 @@ from headrace.app.engine.events import Failed
 from headrace.app.tui.decode.meters import MeterLines
 from headrace.app.tui.metrics.facts import CacheFill, facts
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.runtime.machine.load import Load
+from headrace.runtime.machine.load import MachineLoad
 from headrace.runtime.metrics.units import percent, three_digits
 from tests.app.scripted_engine import CARD, record
 from tests.support.deltas import delta_of
@@ -69,7 +69,7 @@ def test_mbu_stays_a_percentage_while_other_programs_run(width: int) -> None:
     metrics.take([delta_of([replace(record(index, 20 + index), latency_s=0.0625) for index in range(40)])])
     share = percent(metrics.mbu)
     for _ in range(2):
-        metrics.set_load(Load(2, 2.0, 0.3, 1 << 30, 2 << 30, 0, busiest="pip"))
+        metrics.set_load(MachineLoad(2, 2.0, 0.3, 1 << 30, 2 << 30, 0, busiest="pip"))
     lines = drawn(metrics, width)
     assert metrics.mbu is None
     assert share in lines[3]

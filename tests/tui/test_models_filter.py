@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from textual.widgets import OptionList
 
-from headrace.runtime.machine.memory import Budget
+from headrace.runtime.machine.memory import MemoryBudget
 from tests.app.scripted_engine import CARD, PEAK, ScriptedEngine
 from tests.tui.conftest import Driver
 
@@ -49,5 +49,5 @@ def test_the_picker_marks_recommended_models(play, monkeypatch: pytest.MonkeyPat
         assert len(_names(models)) == 1
         assert f"{_names(models)[0]} ★" in it.text()
 
-    budget = Budget(total=32 << 30, free=20 << 30, reserve=0, source="available RAM")
+    budget = MemoryBudget(total=32 << 30, free=20 << 30, reserve=0, source="available RAM")
     play(scenario, ScriptedEngine(card_to_load=replace(CARD, budget=budget)))

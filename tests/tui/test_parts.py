@@ -33,7 +33,7 @@ from headrace.app.tui.transcript.markdown_lines import render
 from headrace.app.tui.widgets.status_bar import Status, StatusBar
 from headrace.runtime.engine.request import Finished
 from headrace.runtime.errors import UsageError
-from headrace.runtime.machine.load import Load
+from headrace.runtime.machine.load import MachineLoad
 from headrace.runtime.metrics.units import format_seconds, three_digits
 from tests.app.scripted_engine import CARD, record, summary
 from tests.support.deltas import delta, delta_of
@@ -322,7 +322,7 @@ def test_mbu_is_of_the_latest_reading_and_as_stored_at_the_end() -> None:
 
 def test_other_load_hides_mbu() -> None:
     metrics = _metrics()
-    busy = Load(2, 2.0, 1.0, memory_used=0, memory_total=1, swap_used=0)
+    busy = MachineLoad(2, 2.0, 1.0, memory_used=0, memory_total=1, swap_used=0)
     metrics.set_load(busy)
     assert not metrics.busy  # one look may be a program that starts
     metrics.set_load(busy)
@@ -334,7 +334,7 @@ def test_other_load_hides_mbu() -> None:
     metrics.submitted()
     metrics.take([delta_of([record(n, 20 + n) for n in range(9)])])
     metrics.take([Done(1, Finished("stop", replace(make_summary(mbu=None), busy=True)))])
-    metrics.set_load(Load(2, 1.0, 1.0, memory_used=0, memory_total=1, swap_used=0))
+    metrics.set_load(MachineLoad(2, 1.0, 1.0, memory_used=0, memory_total=1, swap_used=0))
     assert (metrics.busy, metrics.mbu, metrics.mbu_average) == (True, None, None)
 
 
@@ -368,9 +368,9 @@ def test_a_stall_is_marked_with_its_cause(change: dict[str, float], mark: str, c
 
 def test_a_stall_is_attributed_to_other_programs() -> None:
     metrics = _metrics()
-    metrics.set_load(Load(2, 1.0, 1.0, memory_used=0, memory_total=1, swap_used=0))
+    metrics.set_load(MachineLoad(2, 1.0, 1.0, memory_used=0, memory_total=1, swap_used=0))
     metrics.take([delta_of([replace(record(30, 50), latency_s=0.2), record(31, 51)])])
-    metrics.set_load(Load(2, 2.0, 1.0, memory_used=0, memory_total=1, swap_used=0))
+    metrics.set_load(MachineLoad(2, 2.0, 1.0, memory_used=0, memory_total=1, swap_used=0))
     metrics.take([delta_of([replace(record(32, 52), latency_s=0.2)])])
     lines = [line.plain for line in LatencySection(metrics).lines(metrics, 60, 10)]
     assert lines[-1] == "O 1x other programs ? 1x unknown cause"

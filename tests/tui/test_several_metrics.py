@@ -8,11 +8,11 @@ from headrace.app.engine.events import BatchStatus, Delta, Died, Done, Failed, P
 from headrace.app.tui.decode.meters import MeterLines
 from headrace.app.tui.decode.tables import SequencesSection
 from headrace.app.tui.metrics.answers import TurnAnswers
-from headrace.app.tui.metrics.facts import Turn
+from headrace.app.tui.metrics.facts import TurnFigures
 from headrace.app.tui.metrics.figures import latency_window
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.runtime.engine.request import Finished
-from headrace.runtime.machine.load import Load
+from headrace.runtime.machine.load import MachineLoad
 from headrace.runtime.metrics.telemetry import PoolStats
 from tests.app.scripted_engine import COST, record, summary
 from tests.support.deltas import delta
@@ -57,7 +57,7 @@ def test_prefix_hits_are_of_all_answers_and_of_each() -> None:
     metrics.begin_batch((7,))
     metrics.take([Prefill(7, 3, 19, 1), served(1.0, 20)])
     metrics.set_turns(
-        [Turn.of(number, summary(20, reused, 5), "stop") for number, reused in ((1, 0), (2, 20), (3, 10))]
+        [TurnFigures.of(number, summary(20, reused, 5), "stop") for number, reused in ((1, 0), (2, 20), (3, 10))]
     )
     lines = [line.plain for line in SequencesSection(metrics).lines(metrics, 70, 12)]
     assert lines[-1] == "prefix hits 50 % of the prompt tokens of 3 answers  ▁█▅"
@@ -71,7 +71,7 @@ def test_a_stall_of_a_batch_is_attributed_to_other_programs() -> None:
     metrics.begin_batch((7, 9))
     slow = replace(record(20, 40, 2), latency_s=0.2)
     metrics.take([stepped(7, range(20), 2), delta(7, "x", (slow,)), stepped(9, range(5), 2)])
-    metrics.set_load(Load(2, 2.0, 1.0, memory_used=0, memory_total=1, swap_used=0))
+    metrics.set_load(MachineLoad(2, 2.0, 1.0, memory_used=0, memory_total=1, swap_used=0))
     for shown in (metrics, metrics.frozen()):
         window = latency_window(shown.latency_steps, shown.latencies, shown.busy_steps, 100)
         assert window is not None

@@ -15,7 +15,7 @@ from headrace.app.tui.decode.meters import MeterLines
 from headrace.app.tui.decode.panel import SECTIONS
 from headrace.app.tui.metrics.facts import facts
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.runtime.machine.load import Load
+from headrace.runtime.machine.load import MachineLoad
 from headrace.runtime.metrics.telemetry import StepRecord
 from tests.app.scripted_engine import CARD, COST, record
 from tests.support.deltas import delta, delta_of
@@ -49,7 +49,7 @@ def fed(machine: Machine) -> LiveMetrics:
         metrics.machine, measured_gb_s=measured, memory_gb_s=beside if measured else None, compute_flops=compute
     )
     for _ in range(2 * crowded):
-        metrics.set_load(Load(2, 2.0, 0.5, 1 << 30, 2 << 30, 0, busiest="pip"))
+        metrics.set_load(MachineLoad(2, 2.0, 0.5, 1 << 30, 2 << 30, 0, busiest="pip"))
     metrics.submitted()
     return metrics
 

@@ -8,7 +8,7 @@ from headrace.app.tui.decode.meters import MeterLines
 from headrace.app.tui.decode.panel import Sections
 from headrace.app.tui.decode.tables import SequencesSection
 from headrace.app.tui.metrics.answers import TurnAnswers
-from headrace.app.tui.metrics.facts import Turn
+from headrace.app.tui.metrics.facts import TurnFigures
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.top import TopApp, TopScreen
 from headrace.app.tui.widgets.status_bar import StatusBar
@@ -108,7 +108,7 @@ def test_running_answers_and_the_pool_come_before_ended_answers() -> None:
     metrics.begin_batch((), 16)
     metrics.take([event for number in range(1, 13) for event in answer(number, ended=number not in (4, 12))])
     metrics.take([BatchStatus({}, 5, 1.0, (2,), 100, 1000, 2000, PoolStats(used=6, shared=2, cached=3, free=1))])
-    metrics.set_turns([Turn.of(1, make_summary(), "stop")])
+    metrics.set_turns([TurnFigures.of(1, make_summary(), "stop")])
     section = SequencesSection(metrics)
     for width, height in ((31, 7), (36, 7), (60, 12)):
         lines = [line.plain for line in section.lines(metrics, width, height)]

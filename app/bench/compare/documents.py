@@ -62,7 +62,7 @@ class ComparedTest(Struct, frozen=True, kw_only=True):
     verdict: Verdict
 
 
-class Comparison(Struct, frozen=True, kw_only=True):
+class RunComparison(Struct, frozen=True, kw_only=True):
     """The document of `headrace bench compare`.
 
     a, b: the runs.
@@ -107,7 +107,7 @@ def checked(document: object, where: str) -> RunDocument:
         raise UsageError(f"{where}: {error}", _HINT) from None
 
 
-def compare_documents(a: RunDocument, b: RunDocument) -> Comparison:
+def compare_documents(a: RunDocument, b: RunDocument) -> RunComparison:
     """Compare the tests that both runs have."""
     ours = {_key(entry): entry for entry in a.results}
     theirs = {_key(entry): entry for entry in b.results}
@@ -115,7 +115,7 @@ def compare_documents(a: RunDocument, b: RunDocument) -> Comparison:
     differences = {key: difference(_pairs(ours[key]), _pairs(theirs[key])) for key in shared}
     p_values = {key: each.p for key, each in differences.items() if each is not None}
     significant = dict(zip(p_values, holm(list(p_values.values())), strict=True))
-    return Comparison(
+    return RunComparison(
         a=ComparedRun(a.created, a.command),
         b=ComparedRun(b.created, b.command),
         tests=[_compared(ours[key], theirs[key], differences[key], significant.get(key, False)) for key in shared],

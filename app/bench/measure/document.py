@@ -13,7 +13,7 @@ from headrace.app.bench.measure.records import (
     Device,
     ExpectedIdentity,
     Identity,
-    Model,
+    ModelEntry,
     RememberedPeak,
     Result,
 )
@@ -99,14 +99,14 @@ def power_notes(power: PowerState) -> list[str]:
     return [text for is_cause, text in causes if is_cause]
 
 
-def model_facts(loaded: "LoadedModel") -> Model:
+def model_facts(loaded: "LoadedModel") -> ModelEntry:
     """Describe a model: origin, size, costs and hashes."""
     from headrace.app.model_info.report import quantization_document
 
     checkpoint = loaded.checkpoint
     cost = loaded.network.cost
     origin = checkpoint.origin or {}
-    return Model(
+    return ModelEntry(
         name=loaded.name,
         architecture=_text(checkpoint.config.get("model_type")),
         decoder=loaded.kind,

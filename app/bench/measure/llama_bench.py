@@ -11,12 +11,12 @@ from msgspec import Struct
 
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Sample
-from headrace.app.bench.measure.setup import Setup
+from headrace.app.bench.measure.setup import EngineSetup
 from headrace.runtime.config.typed import typed
 from headrace.runtime.errors import EngineError
 
 
-class _Report(Struct):
+class _LlamaBenchTest(Struct):
     """Its report of one test; what a version does not report is None."""
 
     samples_ns: list[float] = []
@@ -47,7 +47,7 @@ class LlamaBench:
         self._flash: dict[Test, str] = {}  # on or off, the faster for each test
         report = self._run(Test(1, 0), "1")
         used = report.n_threads
-        self.setup = Setup(
+        self.setup = EngineSetup(
             engine=self.engine,
             model=model,
             version=str(report.build_number or report.build_commit or "") or None,
@@ -79,7 +79,7 @@ class LlamaBench:
     def close(self) -> None:
         """Do nothing: no process is kept."""
 
-    def _run(self, test: Test, flash: str) -> _Report:
+    def _run(self, test: Test, flash: str) -> _LlamaBenchTest:
         """Run llama-bench and return the report of one test."""
         if test.kind == "both":
             lengths = ["-p", "0", "-n", "0", "-pg", f"{test.prompt},{test.generate}"]
@@ -88,12 +88,12 @@ class LlamaBench:
         command = [*self._command, *lengths, "-fa", flash, "-d", str(test.depth)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=True)
-            return typed(_Report, json.loads(done.stdout)[0])
+            return typed(_LlamaBenchTest, json.loads(done.stdout)[0])
         except (OSError, subprocess.CalledProcessError, ValueError, LookupError, TypeError) as error:
             raise EngineError(f"llama-bench failed on {test.label}: {error!r:.200}") from error
 
 
-def _seconds(report: _Report, test: Test) -> float:
+def _seconds(report: _LlamaBenchTest, test: Test) -> float:
     if not report.samples_ns:
         raise EngineError(f"llama-bench gave no figures for {test.label}")
     return report.samples_ns[0] / 1e9

@@ -1,8 +1,8 @@
 """Memory bandwidth during a benchmark, from short streaming reads between measurements.
 
 Bandwidth of a shared machine varies by a third within seconds, so a peak of another moment makes MBU meaningless. The
-run's peak is the upper quartile of all passes, as in `runtime.machine.peaks.summarise`. `Session` calls `read` before
-and after each repetition.
+run's peak is the upper quartile of all passes, as in `runtime.machine.peaks.summarise`. `BenchSession` calls `read`
+before and after each repetition.
 """
 
 from statistics import median

@@ -14,12 +14,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from headrace.app.bench.measure.pair import Question, measure_pair
+from headrace.app.bench.measure.pair import WorkloadPrompt, measure_pair
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Arrival, Sample
-from headrace.app.bench.measure.setup import Setup
+from headrace.app.bench.measure.setup import EngineSetup
 from headrace.runtime.engine.engine import Engine
-from headrace.runtime.engine.request import Event, Failed, Finished, Request, Step
+from headrace.runtime.engine.request import Event, Finished, Request, SequenceFailed, Step
 from headrace.runtime.engine.sequence import Sequence as EngineSequence
 from headrace.runtime.errors import EngineError
 from headrace.runtime.machine.energy import EnergyMeter
@@ -45,9 +45,9 @@ class OwnEngine:
         network: Network,
         *,
         limit: int,
-        setup: Setup | None = None,
+        setup: EngineSetup | None = None,
         other_bytes: int = 0,
-        questions: Mapping[str, Question] | None = None,
+        questions: Mapping[str, WorkloadPrompt] | None = None,
         draft: Network | None = None,
         sensors: Sensors = Readings,
     ) -> None:
@@ -62,7 +62,7 @@ class OwnEngine:
         """
         self.model = model
         self._sensors = sensors
-        self.setup = setup or Setup(self.engine, model)
+        self.setup = setup or EngineSetup(self.engine, model)
         self.cost: StepCost = network.cost
         self._network = network
         self._limit = limit
@@ -139,7 +139,7 @@ class OwnEngine:
             if all_decode and meter is None:
                 meter = EnergyMeter(self._sensors)
             for sequence, event in engine.step():
-                if isinstance(event, Finished | Failed):
+                if isinstance(event, Finished | SequenceFailed):
                     raise EngineError(f"{test.label}: a sequence ended before the others started")
                 if isinstance(event, Step):
                     begun.add(sequence)
@@ -312,6 +312,6 @@ def _steps(
         for sequence, event in engine.step():
             if isinstance(event, Step):
                 latencies_s[sequence].append(event.record.latency_s)
-            elif isinstance(event, Finished | Failed):
+            elif isinstance(event, Finished | SequenceFailed):
                 raise EngineError(f"{test.label}: a sequence ended during the measurement")
     return latencies_s

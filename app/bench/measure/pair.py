@@ -15,7 +15,7 @@ from headrace.app.bench.measure.sample import Answered, Pair, Sample
 from headrace.app.bench.measure.workloads import load_workloads
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.runtime.engine.engine import Engine
-from headrace.runtime.engine.request import Failed, Finished, Request, Step
+from headrace.runtime.engine.request import Finished, Request, SequenceFailed, Step
 from headrace.runtime.engine.sequence import Sequence as EngineSequence
 from headrace.runtime.errors import EngineError
 from headrace.runtime.metrics.telemetry import StepRecord
@@ -30,21 +30,21 @@ _TRIES = 8  # seeds tried before an error
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class WorkloadPrompt:
     """A workload's prompt tokens for one model, and its stop ids."""
 
     prompt: Sequence[int]
     stop_ids: frozenset[int]
 
 
-def questions(model: "LoadedModel", tests: Sequence[Test]) -> dict[str, Question]:
+def questions(model: "LoadedModel", tests: Sequence[Test]) -> dict[str, WorkloadPrompt]:
     """Encode the tests' workloads for the model. Raises UsageError for a model without a chat template."""
     names = dict.fromkeys(test.workload for test in tests if test.workload)
     if not names:
         return {}
     prompts = ChatPrompt(model.tokenizer)
     workloads = load_workloads()
-    return {name: Question(prompts.encode(workloads[name].messages), model.tokenizer.eos_ids) for name in names}
+    return {name: WorkloadPrompt(prompts.encode(workloads[name].messages), model.tokenizer.eos_ids) for name in names}
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class _Run:
         )
 
 
-def measure_pair(engine: Engine, test: Test, question: Question, turn: int, way: Speculation = "auto") -> Sample:
+def measure_pair(engine: Engine, test: Test, question: WorkloadPrompt, turn: int, way: Speculation = "auto") -> Sample:
     """Measure repetition `turn`, which determines the seeds: mode `way` against no speculation.
 
     Raises EngineError for answers shorter than MIN_ANSWER tokens.
@@ -112,7 +112,7 @@ def measure_pair(engine: Engine, test: Test, question: Question, turn: int, way:
     )
 
 
-def _answer(engine: Engine, test: Test, question: Question, seed: int, speculate: Speculation) -> _Run:
+def _answer(engine: Engine, test: Test, question: WorkloadPrompt, seed: int, speculate: Speculation) -> _Run:
     """Run the test's sequences, each with its own seed, until all have finished."""
     # The other mode has just given the same answers: drafting from them would accept nearly every token.
     engine.forget_answers()
@@ -132,7 +132,7 @@ def _answer(engine: Engine, test: Test, question: Question, seed: int, speculate
             elif isinstance(event, Finished):
                 running.discard(sequence)
                 record = event.stop_record
-            elif isinstance(event, Failed):
+            elif isinstance(event, SequenceFailed):
                 raise event.error
             if record is None:
                 continue
@@ -150,7 +150,7 @@ def _answer(engine: Engine, test: Test, question: Question, seed: int, speculate
     return run
 
 
-def _request(test: Test, question: Question, seed: int, speculate: Speculation) -> Request:
+def _request(test: Test, question: WorkloadPrompt, seed: int, speculate: Speculation) -> Request:
     return Request(
         question.prompt,
         max_tokens=test.generate,

@@ -21,10 +21,10 @@ from msgspec import Struct
 
 from headrace.app.bench.measure.kv_formats import peer_kv_type
 from headrace.app.bench.measure.llama_bench import LlamaBench
-from headrace.app.bench.measure.pair import Question, questions
+from headrace.app.bench.measure.pair import WorkloadPrompt, questions
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Backend, Sample
-from headrace.app.bench.measure.setup import Setup
+from headrace.app.bench.measure.setup import EngineSetup
 from headrace.models.loading.load import LoadedModel
 from headrace.models.registry.progress import Progress, silent
 from headrace.runtime.config import environment
@@ -159,7 +159,7 @@ class ChildProcess:
         *,
         threads: int | None = None,
         tunes: bool = False,
-        questions: Mapping[str, Question] | None = None,
+        questions: Mapping[str, WorkloadPrompt] | None = None,
         scratch: TemporaryDirectory[str] | None = None,
     ) -> None:
         self._scratch = scratch  # the child's folder, removed after its end
@@ -179,7 +179,7 @@ class ChildProcess:
         )
         try:
             ready = typed(_Ready, self._read())
-            self.setup = Setup(
+            self.setup = EngineSetup(
                 engine=engine,
                 model=model,
                 version=str(ready.ready),

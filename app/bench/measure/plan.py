@@ -19,7 +19,7 @@ from headrace.runtime.errors import UsageError
 
 MAX_BATCH = 256  # as of --parallel elsewhere
 TEMPERATURES = (0.0, 1.0)  # of workloads
-Kind = Literal["prefill", "decode", "both", "arrival", "workload"]
+TestKind = Literal["prefill", "decode", "both", "arrival", "workload"]
 RUNNING = 4  # sequences that an arrival joins without --batch
 BEFORE = 64  # tokens that each of them has decoded
 _MAX_COUNT = 1 << 24  # tokens: far beyond any model's context, so a slip of the keys
@@ -47,7 +47,7 @@ class Test:
     temperature: float = 0.0
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> TestKind:
         if self.workload:
             return "workload"
         if not self.prompt:

@@ -70,7 +70,7 @@ class _Apart:
         return getattr(self._ops, name)
 
 
-class _Recorder(_Apart):
+class _CallRecorder(_Apart):
     """An `Ops` that records every call of a step and passes it on."""
 
     def __init__(self, ops: Ops) -> None:
@@ -137,7 +137,7 @@ def profile(network: object, depth: int, *, rounds: int = ROUNDS) -> Profile:
 
 def _record(network: Decoder, kv: KVBackend, cache: KVCache, token: mx.array) -> tuple[list[Call], mx.array]:
     """Return the calls of one step with evaluated inputs, and its logits. The cache is left as it was."""
-    recorder = _Recorder(network.ops)
+    recorder = _CallRecorder(network.ops)
     twin = network.with_ops(recorder)
     inputs: list[mx.array | Projections] = []
     kv_pass = one_pass(kv, cache, 1, "decode")

@@ -14,8 +14,8 @@ from typing import Annotated, Protocol
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from headrace.app.bench.measure.setup import Setup
-from headrace.app.predict.step_cost_fit import StepCost
+from headrace.app.bench.measure.setup import EngineSetup
+from headrace.app.predict.step_cost_fit import StepCostFit
 from headrace.runtime.machine.energy import TokenEnergy
 from headrace.runtime.machine.hardware import PowerState
 from headrace.runtime.metrics.telemetry import RankTimes
@@ -301,7 +301,7 @@ class Device(Struct, frozen=True, kw_only=True):
         return self.kernels.get("kernels", "?")
 
 
-class Model(Struct, frozen=True, kw_only=True):
+class ModelEntry(Struct, frozen=True, kw_only=True):
     """An entry of `models`."""
 
     name: str
@@ -407,12 +407,12 @@ class RunDocument(Struct, frozen=True, kw_only=True):
     interrupted: bool
     rounds: int
     device: Device
-    model: Model
-    models: list[Model] = []
-    engines: list[Setup] = []
+    model: ModelEntry
+    models: list[ModelEntry] = []
+    engines: list[EngineSetup] = []
     versions: Mapping[str, str]
     results: list[Result]
-    step_cost: StepCost | None
+    step_cost: StepCostFit | None
     ratios: list[Ratio]
     scaling: list[Scaling] = []
     kv_ratios: list[KVRatio] = []
@@ -424,5 +424,5 @@ class RunDocument(Struct, frozen=True, kw_only=True):
     notes: list[str]
 
     @property
-    def all_models(self) -> list[Model]:
+    def all_models(self) -> list[ModelEntry]:
         return self.models or [self.model]

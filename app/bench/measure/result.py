@@ -22,7 +22,7 @@ from headrace.app.bench.measure.records import (
     TimeToFirstToken,
 )
 from headrace.app.bench.measure.sample import Repetition, Sample, typical_speed
-from headrace.app.bench.measure.setup import Setup
+from headrace.app.bench.measure.setup import EngineSetup
 from headrace.app.bench.measure.workloads import load_workloads
 from headrace.app.bench.stats import bootstrap, fmean, geometric_ratio, median, sd
 from headrace.runtime.machine.energy import TokenEnergy, per_token
@@ -37,7 +37,7 @@ def result(
     test: Test,
     repetitions: Sequence[Repetition],
     *,
-    setup: Setup,
+    setup: EngineSetup,
     peak_gb_s: float | None,
     nominal_gb_s: float | None,
     prefill_work: Work | None = None,

@@ -35,8 +35,8 @@ from headrace.app.bench.measure.records import HostsAccount, Result, RunDocument
 from headrace.app.bench.measure.result import Work, result
 from headrace.app.bench.measure.run_cost import run_costs
 from headrace.app.bench.measure.sample import Backend
-from headrace.app.bench.measure.session import Key, Session, Show
-from headrace.app.bench.measure.setup import Setup, check_threads
+from headrace.app.bench.measure.session import BenchSession, Key, Show
+from headrace.app.bench.measure.setup import EngineSetup, check_threads
 from headrace.app.config.load_options import PACKED, HostsChoice, activations_choice, kv_choice
 from headrace.app.hosts.load import load_on_hosts
 from headrace.app.hosts.start import Ranks
@@ -66,7 +66,7 @@ _CHECK_S = 5.0  # for the checksums of a model's files, after all measurements
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class MeasureOptions:
     """Options of a run.
 
     models: names; None is the default model.
@@ -131,11 +131,11 @@ class _Opened:
         return [*self.own_engines, *self.peers]
 
     @property
-    def setups(self) -> list[Setup]:
+    def setups(self) -> list[EngineSetup]:
         return [backend.setup for backend in self.backends]
 
 
-def run(options: Options, show: Show) -> RunDocument:
+def run(options: MeasureOptions, show: Show) -> RunDocument:
     """Run the benchmark. Raises HeadraceError if a model cannot be loaded; KeyboardInterrupt before any result."""
     if options.threads is not None:
         use_threads(options.threads)
@@ -172,7 +172,7 @@ def _remember_fit(host: Machine, document: RunDocument, *, quiet: bool) -> str |
     )
 
 
-def _open(options: Options, host: Machine, stack: ExitStack) -> _Opened:
+def _open(options: MeasureOptions, host: Machine, stack: ExitStack) -> _Opened:
     """Load the models and open the peers; `stack` closes them."""
     loaded, ranks = _load_all(options, stack)
     families = [in_formats(model, options.kv) for model, _ in loaded]
@@ -213,7 +213,7 @@ def _open(options: Options, host: Machine, stack: ExitStack) -> _Opened:
     return opened
 
 
-def _measure(options: Options, host: Machine, opened: _Opened, show: Show) -> RunDocument:
+def _measure(options: MeasureOptions, host: Machine, opened: _Opened, show: Show) -> RunDocument:
     """Measure everything, with progress; after Ctrl-C return the results so far.
 
     host: this machine.
@@ -224,7 +224,7 @@ def _measure(options: Options, host: Machine, opened: _Opened, show: Show) -> Ru
     memory = opened.memory
     models = opened.models
     read_memory = memory.read if memory else None
-    session = Session(opened.backends, options.tests, rounds=options.rounds, memory=read_memory)
+    session = BenchSession(opened.backends, options.tests, rounds=options.rounds, memory=read_memory)
     account = _Account(session, host, opened)
     interrupted = False
     rounds = 0
@@ -317,7 +317,7 @@ def prefill_work(model: LoadedModel) -> Work | None:
 class _Account:
     """Result entries; during a run only changed ones are computed again."""
 
-    def __init__(self, session: Session, host: Machine, opened: _Opened) -> None:
+    def __init__(self, session: BenchSession, host: Machine, opened: _Opened) -> None:
         self._session = session
         self._host = host
         self._memory = opened.memory
@@ -372,7 +372,9 @@ def _damage(checks: Sequence[BackgroundCheck]) -> list[str]:
     return [str(check.damage) for check in checks if check.damage is not None]
 
 
-def _load_all(options: Options, stack: ExitStack) -> tuple[list[tuple[LoadedModel, BackgroundCheck]], Ranks | None]:
+def _load_all(
+    options: MeasureOptions, stack: ExitStack
+) -> tuple[list[tuple[LoadedModel, BackgroundCheck]], Ranks | None]:
     """Return the models, and the ranks of the one on several machines; `stack` ends them."""
     if options.hosts is None:
         return [_load(name, options) for name in options.models], None
@@ -383,7 +385,7 @@ def _load_all(options: Options, stack: ExitStack) -> tuple[list[tuple[LoadedMode
     return [(loaded, BackgroundCheck(resolved))], ranks
 
 
-def _load(name: str | None, options: Options) -> tuple[LoadedModel, BackgroundCheck]:
+def _load(name: str | None, options: MeasureOptions) -> tuple[LoadedModel, BackgroundCheck]:
     resolved = _resolved(name)
     kv = "f16"  # if there are several formats: `in_formats` makes them of the loaded model
     if len(options.kv) == 1:
@@ -400,7 +402,7 @@ def _resolved(name: str | None) -> ResolvedModel:
         return resolve(name, progress=progress)
 
 
-def _load_options(options: Options, kv: str) -> LoadOptions:
+def _load_options(options: MeasureOptions, kv: str) -> LoadOptions:
     return {
         "context": max(test.tokens for test in options.tests),
         "kv": kv_choice(kv),
@@ -447,7 +449,7 @@ def _own_engines(
     ]
 
 
-def _own_setup(model: LoadedModel) -> Setup:
+def _own_setup(model: LoadedModel) -> EngineSetup:
     """Describe the engine's threads and kernels for this model."""
     kernels = "mlx-lm's classes"
     threads = None
@@ -458,7 +460,7 @@ def _own_setup(model: LoadedModel) -> Setup:
     settings = {"kernels": kernels}
     if model.kv is not None:
         settings["kv_type"] = model.kv.name
-    return Setup(
+    return EngineSetup(
         engine="headrace",
         model=model.name,
         version=versions().get("headrace"),

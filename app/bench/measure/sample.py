@@ -12,7 +12,7 @@ from statistics import median
 from typing import Protocol
 
 from headrace.app.bench.measure.plan import Test
-from headrace.app.bench.measure.setup import Setup
+from headrace.app.bench.measure.setup import EngineSetup
 from headrace.runtime.machine.energy import EnergyUse
 from headrace.runtime.machine.load import CPUUse
 from headrace.runtime.metrics.telemetry import RankTimes
@@ -139,7 +139,7 @@ class Backend(Protocol):
     engine: str
     """`headrace`, or a peer's name: `mlx-lm`, `llama.cpp`."""
     model: str
-    setup: Setup
+    setup: EngineSetup
     """Threads and settings it reports."""
 
     def warm_up(self, test: Test) -> None:

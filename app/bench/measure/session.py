@@ -6,8 +6,8 @@ valid at any interrupt.
 Without a fixed number a run takes MIN_ROUNDS, then continues until every speed is known to PRECISION or rounds or time
 are used up.
 
-A pair is a backend and a test; `Key` names it in results. `run.py` iterates over `Session.run` and shows each
-`Progress`.
+A pair is a backend and a test; `Key` names it in results. `run.py` iterates over `BenchSession.run` and shows each
+`BenchProgress`.
 """
 
 import math
@@ -33,7 +33,7 @@ Key = tuple[str, str, Test]
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class BenchProgress:
     """The next measurement, or the end.
 
     doing: its name.
@@ -50,11 +50,11 @@ class Progress:
 
 
 Results = Sequence[Result]
-Show = Callable[[Progress, Callable[[], Results]], None]
+Show = Callable[[BenchProgress, Callable[[], Results]], None]
 """Called with progress and a function that returns the results so far."""
 
 
-class Session:
+class BenchSession:
     """The measurements of a run. memory: returns GB/s now; None reads nothing."""
 
     def __init__(
@@ -78,10 +78,12 @@ class Session:
         """Peers that failed and were dropped."""
         self.repetitions: dict[Key, list[Repetition]] = {_key(*pair): [] for pair in self._pairs}
 
-    def run(self) -> Iterator[Progress]:
-        """Measure, yielding `Progress` before every measurement and at the end."""
+    def run(self) -> Iterator[BenchProgress]:
+        """Measure, yielding `BenchProgress` before every measurement and at the end."""
         for number, (backend, test) in enumerate(self._pairs):
-            yield Progress(f"warming up {backend.engine}, {backend.model} {test.label}", number, self._total(), None, 0)
+            yield BenchProgress(
+                f"warming up {backend.engine}, {backend.model} {test.label}", number, self._total(), None, 0
+            )
             self._attempt(backend, partial(backend.warm_up, test))
         self._leave_out_failed()
         began = self._clock()
@@ -90,10 +92,12 @@ class Session:
             pairs = self._pairs if self._round % 2 else self._pairs[::-1]
             for done, (backend, test) in enumerate(pairs):
                 counted = len(self._pairs) * self._round + done
-                yield Progress(_named(backend, test), counted, self._total(), self._left(pairs[done:]), self._round)
+                yield BenchProgress(
+                    _named(backend, test), counted, self._total(), self._left(pairs[done:]), self._round
+                )
                 self._attempt(backend, partial(self._measure, backend, test, began))
             self._leave_out_failed()
-        yield Progress("done", self._total(), self._total(), 0.0, self._round)
+        yield BenchProgress("done", self._total(), self._total(), 0.0, self._round)
 
     def _attempt(self, backend: Backend, work: Callable[[], None]) -> None:
         """Call a backend; an error of our engine ends the run, a peer's removes the peer."""

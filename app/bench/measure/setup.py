@@ -1,7 +1,8 @@
 """Threads and settings of an engine, as it reports them, and a check for fair comparison.
 
 llama-cpp-python decodes on half of the cores by default, so every engine is told a number of threads and asked
-afterwards. A `Setup` is also an entry of `engines` in the document, so its fields are public (docs/bench-json.md).
+afterwards. A `EngineSetup` is also an entry of `engines` in the document, so its fields are public
+(docs/bench-json.md).
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from headrace.runtime.metrics.units import counted
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class EngineSetup:
     """An engine with one model, an entry of `engines`.
 
     Thread counts are None where the engine chooses and does not report.
@@ -31,7 +32,7 @@ class Setup:
     """The number passed to the engine, used where it reports none."""
 
 
-def check_threads(setups: Sequence[Setup], asked: int | None) -> None:
+def check_threads(setups: Sequence[EngineSetup], asked: int | None) -> None:
     """Raise UsageError if thread counts differ; unknown ones (a GPU, MLX's choice) pass.
 
     asked: a different number that the user chose for the peers.
@@ -51,7 +52,7 @@ def check_threads(setups: Sequence[Setup], asked: int | None) -> None:
             )
 
 
-def setup_line(setup: Setup) -> str:
+def setup_line(setup: EngineSetup) -> str:
     """Format a setup: `llama.cpp 0.3.36: 2 threads, flash_attention on, ...`."""
     if setup.threads:
         threads = counted(setup.threads, "thread")

@@ -16,8 +16,8 @@ from headrace.runtime.config.paths import ASSETS
 from headrace.runtime.config.typed import typed
 from headrace.runtime.errors import UsageError
 
-Kind = Literal["copy", "structure", "free"]
-KINDS = cast(tuple[Kind, ...], get_args(Kind))
+WorkloadKind = Literal["copy", "structure", "free"]
+KINDS = cast(tuple[WorkloadKind, ...], get_args(WorkloadKind))
 _TEMPLATE = 128  # tokens, more than a chat template adds to a few messages
 
 
@@ -26,7 +26,7 @@ class Workload(Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     about: str  # a one-line description
-    kind: Kind
+    kind: WorkloadKind
     max_tokens: int  # of the answer
     messages: Sequence[Mapping[str, str]]  # role and content
 

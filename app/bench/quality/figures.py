@@ -31,7 +31,7 @@ class Figure(Struct, frozen=True):
     high: float | None
 
 
-Kind = Literal["kv", "activations", "weights", "engine"]
+ComparedKind = Literal["kv", "activations", "weights", "engine"]
 """`engine` for another program, which has no network here but `scores`."""
 
 
@@ -39,7 +39,7 @@ class QualityResult(Struct, frozen=True, kw_only=True):
     """An entry of `results`, see docs/quality-json.md. depth, phase: None for all conditions together."""
 
     variant: str
-    kind: Kind
+    kind: ComparedKind
     kv_bytes_per_token: float | None = None
     kv_bytes_ratio: float | None = None
     weight_bytes_per_step: float | None = None
@@ -56,7 +56,7 @@ class QualityResult(Struct, frozen=True, kw_only=True):
     reference_perplexity: float
 
 
-def quality_result(variant: str, kind: Kind, conditions: Sequence[Divergence]) -> QualityResult:
+def quality_result(variant: str, kind: ComparedKind, conditions: Sequence[Divergence]) -> QualityResult:
     """Return all figures of one text in one or more conditions that score the same tokens."""
     kl = [condition.kl for condition in conditions]
     log_ratios = [

@@ -18,15 +18,15 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from headrace.app.bench.measure.document import device_facts, model_facts
-from headrace.app.bench.measure.records import Device, Model
+from headrace.app.bench.measure.records import Device, ModelEntry
 from headrace.app.bench.measure.run import use_threads
-from headrace.app.bench.measure.setup import Setup
-from headrace.app.bench.quality.figures import BLOCK, Kind, QualityResult, quality_result
+from headrace.app.bench.measure.setup import EngineSetup
+from headrace.app.bench.quality.figures import BLOCK, ComparedKind, QualityResult, quality_result
 from headrace.app.bench.quality.text import DEPTHS, SCORED, SHIPPED, Passage, passages, read_text
 from headrace.app.output.progress import NumberedStages, drawn_progress
 from headrace.app.versions import versions
 from headrace.models.loading.divergence import Divergence, divergence
-from headrace.models.loading.forcing import Forced, Scores
+from headrace.models.loading.forcing import Scores, TeacherForcing
 from headrace.models.loading.load import LoadedModel, load_resolved, with_kv
 from headrace.models.network.activations import with_activations
 from headrace.models.registry.resolve import resolve
@@ -44,7 +44,7 @@ Condition = tuple[int, Phase]
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class QualityOptions:
     """Options of a run.
 
     model: the reference; None: the default model.
@@ -74,7 +74,7 @@ class Variant:
     """A format or model compared with the reference."""
 
     name: str
-    kind: Kind
+    kind: ComparedKind
     network: Network | None
     scores: Scores | None = None
     divergences: dict[Condition, Divergence] = field(default_factory=dict)
@@ -97,19 +97,19 @@ class QualityDocument(Struct, frozen=True, kw_only=True):
     command: str
     interrupted: bool
     device: Device
-    reference: Model
-    against: list[Model]
+    reference: ModelEntry
+    against: list[ModelEntry]
     text: ScoredText
     scored: int
     block: int = BLOCK
     versions: dict[str, str]
     results: list[QualityResult]
     notes: list[str]
-    engines: list[Setup] | UnsetType = UNSET
+    engines: list[EngineSetup] | UnsetType = UNSET
     """Other programs, if there are any."""
 
 
-def run(options: Options) -> QualityDocument:
+def run(options: QualityOptions) -> QualityDocument:
     """Run it. Raises HeadraceError for models that do not load or compare, KeyboardInterrupt before any result."""
     if options.threads is not None:
         use_threads(options.threads)
@@ -132,7 +132,9 @@ def run(options: Options) -> QualityDocument:
     return document(reference, others, options, variants, notes, interrupted=interrupted)
 
 
-def chosen_passages(text: str, options: Options, models: Sequence[LoadedModel], notes: list[str]) -> dict[int, Passage]:
+def chosen_passages(
+    text: str, options: QualityOptions, models: Sequence[LoadedModel], notes: list[str]
+) -> dict[int, Passage]:
     """Return the passages by depth that fit all models. Adds a note for each depth that does not fit."""
     depths = options.depths or DEPTHS
     room = min(model.context_limit for model in models)
@@ -189,8 +191,8 @@ def _measure(
     reference: Network, variants: Sequence[Variant], passages_by_depth: dict[int, Passage], stages: NumberedStages
 ) -> None:
     limit = max(len(passage.context) + len(passage.fed) for passage in passages_by_depth.values())
-    forced: list[Scores] = [Forced(reference, limit, stages.tick)]
-    forced += [variant.scores or Forced(_network_of(variant), limit, stages.tick) for variant in variants]
+    forced: list[Scores] = [TeacherForcing(reference, limit, stages.tick)]
+    forced += [variant.scores or TeacherForcing(_network_of(variant), limit, stages.tick) for variant in variants]
     for number, (depth, passage) in enumerate(passages_by_depth.items()):
         for at, phase in enumerate(PHASES, start=len(PHASES) * number):
             stages.begin(at + 1, len(PHASES) * len(passages_by_depth), f"{phase} at depth {depth:,}")
@@ -237,7 +239,7 @@ def _check_vocabulary(reference: LoadedModel, other: LoadedModel) -> None:
 def document(
     reference: LoadedModel,
     others: Sequence[LoadedModel],
-    options: Options,
+    options: QualityOptions,
     variants: Sequence[Variant],
     notes: Sequence[str],
     *,

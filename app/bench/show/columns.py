@@ -22,7 +22,7 @@ from headrace.app.output.document import csv_table, flat, markdown_table
 from headrace.app.output.tables import Column, table_lines
 from headrace.runtime.metrics.units import decimals, format_bytes, percent, speed_text
 
-Cell = str | Text | float | None
+ColumnCell = str | Text | float | None
 _BAR = 6  # cells of the bar of MBU
 
 
@@ -42,7 +42,7 @@ class ResultColumn:
     """
 
     key: str = ""
-    cell: Callable[[Result], Cell] | None = None
+    cell: Callable[[Result], ColumnCell] | None = None
     terminal: str | None = None
     leaves: int = 0
     right: bool = True
@@ -69,7 +69,7 @@ class ResultColumn:
     def html_cell(self, entry: Result) -> str:
         return str(self.terminal_cell(entry))
 
-    def _value(self, entry: Result) -> Cell:
+    def _value(self, entry: Result) -> ColumnCell:
         """Return the cell, or the figure at `key`; None where it, or what it is a part of, is absent."""
         if self.cell is not None:
             return self.cell(entry)
@@ -78,7 +78,7 @@ class ResultColumn:
             if value is None:
                 break
             value = getattr(value, part)
-        return cast(Cell, value)
+        return cast(ColumnCell, value)
 
 
 def mbu_cell(entry: Result) -> str:

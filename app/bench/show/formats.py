@@ -14,7 +14,7 @@ from headrace.app.bench.measure.records import (
     Identity,
     Interval,
     KVRatio,
-    Model,
+    ModelEntry,
     Ratio,
     Result,
     RunCosts,
@@ -32,7 +32,7 @@ from headrace.app.bench.show.phrases import (
     profile_lines,
     step_figures,
 )
-from headrace.app.predict.step_cost_fit import StepCost
+from headrace.app.predict.step_cost_fit import StepCostFit
 from headrace.runtime.metrics.units import counted, format_bytes, percent
 
 _SHOWN_DRAFTS = (1, 2, 4, 7, 15)  # of DRAFT_LENGTHS: one line has room for no more
@@ -86,7 +86,7 @@ def _ratio_style(ratio: Interval) -> str:
     return "red" if below_one(ratio) else ""
 
 
-def model_line(model: Model) -> str:
+def model_line(model: ModelEntry) -> str:
     """Describe a model: bytes read per step, and its most common format."""
     line = (
         f"{model.name}: {format_bytes(model.weight_bytes_per_step)} per step, "
@@ -115,7 +115,7 @@ def peak_line(device: Device) -> str:
     return "; ".join(parts)
 
 
-def step_cost_line(fit: StepCost) -> str:
+def step_cost_line(fit: StepCostFit) -> str:
     line = f"step cost: {fit.fixed_ms:.2f} ms + bytes / {fit.effective_bandwidth_gb_s:.1f} GB/s"
     if len(fit.points) == 2:
         return f"{line}, through 2 points (more depths would check it)"
@@ -201,7 +201,7 @@ def json_lines(document: RunDocument) -> str:
     )
 
 
-def _digest(model: Model) -> str:
+def _digest(model: ModelEntry) -> str:
     """Return the hash of the model's file, or else of its headers."""
     if model.sha256:
         return model.sha256[:12]

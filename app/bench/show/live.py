@@ -1,7 +1,7 @@
 """Live view of a run on stderr: the table so far, the current test, a bar and the time left.
 
-Without a terminal, a line when the warm-up or a round begins, and regularly while it lasts. `Session.run` yields the
-`Progress` that is shown here.
+Without a terminal, a line when the warm-up or a round begins, and regularly while it lasts. `BenchSession.run` yields
+the `BenchProgress` that is shown here.
 """
 
 import sys
@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from headrace.app.bench.measure.session import Progress, Results, Show
+from headrace.app.bench.measure.session import BenchProgress, Results, Show
 from headrace.app.bench.show.columns import results_table
 from headrace.app.output.terminal import can_redraw, console
 from headrace.runtime.metrics.units import format_long, percent
@@ -25,7 +25,7 @@ _LINE_SECONDS = 10.0  # interval between log lines of one round
 
 @contextmanager
 def live_view() -> Iterator[Show]:
-    """Yield a function to call with every `Progress`; the view ends with the block."""
+    """Yield a function to call with every `BenchProgress`; the view ends with the block."""
     if not can_redraw(sys.stderr):
         yield _Lines()
         return
@@ -44,7 +44,7 @@ class _Lines:
         self._round: int | None = None
         self._printed_s = 0.0
 
-    def __call__(self, progress: Progress, _results: Callable[[], Results]) -> None:
+    def __call__(self, progress: BenchProgress, _results: Callable[[], Results]) -> None:
         now = time.monotonic()
         new = progress.round != self._round
         if progress.done >= progress.total or (not new and now - self._printed_s < _LINE_SECONDS):
@@ -59,7 +59,7 @@ class _Lines:
         print(f"{text} ...", file=sys.stderr, flush=True)
 
 
-def _view(progress: Progress, results: Results, width: int) -> RenderableType:
+def _view(progress: BenchProgress, results: Results, width: int) -> RenderableType:
     line = Table.grid(padding=(0, 1))
     line.add_row(
         ProgressBar(total=max(progress.total, 1), completed=progress.done, width=24),
@@ -72,7 +72,7 @@ def _view(progress: Progress, results: Results, width: int) -> RenderableType:
     return Group(results_table(results, width), line, now)
 
 
-def _stage(progress: Progress) -> str:
+def _stage(progress: BenchProgress) -> str:
     return f"round {progress.round}" if progress.round else "warm-up"
 
 

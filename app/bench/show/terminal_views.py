@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from headrace.app.bench.compare.documents import ComparedTest, Comparison
+from headrace.app.bench.compare.documents import ComparedTest, RunComparison
 from headrace.app.bench.compare.history import History, SavedRun
 from headrace.app.bench.measure.records import Result, RunDocument
 from headrace.app.bench.measure.result import DRIFT
@@ -85,7 +85,7 @@ def _test_notes(results: Sequence[Result]) -> list[str]:
 # -- comparison of two runs -------------------------------------------------------------------------------------------
 
 
-def show_comparison(comparison: Comparison) -> None:
+def show_comparison(comparison: RunComparison) -> None:
     """Print it on standard output."""
     screen = console()
     print_apart(*_comparison_columns(comparison))
@@ -94,13 +94,13 @@ def show_comparison(comparison: Comparison) -> None:
     screen.print(Text(_conclusion(comparison), style="bold"))
 
 
-def comparison_lines(comparison: Comparison) -> list[str]:
+def comparison_lines(comparison: RunComparison) -> list[str]:
     """Return it as plain lines."""
     table = table_lines(_comparison_columns(comparison), None, rule=False)
     return [*(line.plain for line in table), *_differences(comparison), _conclusion(comparison)]
 
 
-def _comparison_columns(comparison: Comparison) -> list[Column]:
+def _comparison_columns(comparison: RunComparison) -> list[Column]:
     rows = comparison.tests
     styles = [_STYLES.get(row.verdict, "dim") for row in rows]
 
@@ -129,12 +129,12 @@ def _interval(row: ComparedTest) -> str:
     return f"{row.low:.3f} to {row.high:.3f}"
 
 
-def _differences(comparison: Comparison) -> list[str]:
+def _differences(comparison: RunComparison) -> list[str]:
     only = [("A", comparison.only_in_a), ("B", comparison.only_in_b)]
     return [*comparison.differences, *(f"only in {side}: {', '.join(names)}" for side, names in only if names)]
 
 
-def _conclusion(comparison: Comparison) -> str:
+def _conclusion(comparison: RunComparison) -> str:
     verdicts = [row.verdict for row in comparison.tests]
     if not verdicts:
         return "No common test."

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headrace.app.bench.compare.history import History
     from headrace.app.bench.measure.plan import Test
     from headrace.app.bench.measure.records import RunDocument
-    from headrace.app.bench.measure.run import Options
+    from headrace.app.bench.measure.run import MeasureOptions
 
 Document = TypeVar("Document")
 
@@ -193,17 +193,17 @@ def _save(document: "RunDocument", _: BenchOptions) -> None:
         click.echo(f"saved as run {runs.add(document)}; `headrace bench history` lists them", err=True)
 
 
-def _run_options(given: BenchOptions) -> "Options":
+def _run_options(given: BenchOptions) -> "MeasureOptions":
     """Check the options and plan the run. Raises UsageError."""
     from headrace.app.bench.measure.kv_formats import check_formats
-    from headrace.app.bench.measure.run import Options
+    from headrace.app.bench.measure.run import MeasureOptions
     from headrace.app.config.settings import chosen_model, load_settings
 
     tests = _tests(given)
     settings = load_settings()
     formats = list(dict.fromkeys(name.strip() for name in (given.kv or settings.chat.kv).split(",")))
     check_formats(formats, given.peers)
-    return Options(
+    return MeasureOptions(
         models=given.models or (chosen_model(None, settings),),
         tests=tests,
         rounds=given.repetitions,
@@ -302,7 +302,7 @@ def _measure_quality(ctx: click.Context, given: BenchOptions) -> int:
     """
     from headrace.app.bench.measure.plan import parse_counts
     from headrace.app.bench.quality import show
-    from headrace.app.bench.quality.run import Options, run
+    from headrace.app.bench.quality.run import QualityOptions, run
     from headrace.app.bench.quality.text import SCORED
     from headrace.app.config.settings import chosen_model, load_settings
 
@@ -319,7 +319,7 @@ def _measure_quality(ctx: click.Context, given: BenchOptions) -> int:
     for name in (model, *given.against):
         agree_to_copy(name)
     measured = run(
-        Options(
+        QualityOptions(
             model=model,
             kv=None if given.kv is None else [name.strip() for name in given.kv.split(",")],
             coarse=given.activations in ("8", "auto"),

@@ -48,7 +48,7 @@ def bench_machine(ctx: click.Context, given: BenchOptions) -> int:
     path = Path(f"measured-{re.sub('[^a-z0-9]+', '-', host.device_name.lower()).strip('-')}.toml")
     check_output(path, "--report")
     names = given.models or _agreed(_fitting())
-    report = _Report(path, given)
+    report = _MachineReport(path, given)
     for name in names:
         report.measure(name, host)
         if report.interrupted:
@@ -61,7 +61,7 @@ def bench_machine(ctx: click.Context, given: BenchOptions) -> int:
     return 130 if report.interrupted else 0
 
 
-class _Report:
+class _MachineReport:
     """The file and its figures so far."""
 
     def __init__(self, path: Path, given: BenchOptions) -> None:
@@ -76,12 +76,12 @@ class _Report:
     def measure(self, name: str, host: "Machine") -> None:
         """Measure one model. One that fails is noted."""
         from headrace.app.bench.measure.plan import plan
-        from headrace.app.bench.measure.run import Options, run
+        from headrace.app.bench.measure.run import MeasureOptions, run
         from headrace.app.bench.show.live import live_view
 
         # mlx-lm is compared on GPUs alone: MLX has no fast kernels for CPUs.
         given = self._given if host.backend == "cpu" else replace(self._given, peers=("mlx-lm",))
-        options = Options(
+        options = MeasureOptions(
             models=[name],
             tests=plan([PROMPT], [GENERATE], DEPTHS, combined=False, batches=[1], arrivals=[0]),
             rounds=given.repetitions or ROUNDS,
@@ -107,13 +107,13 @@ class _Report:
         """Run `headrace verify` on one model."""
         from headrace.app.cli.load_for_answers import load_noted, resolved_model
         from headrace.app.config.load_options import ModelSpec
-        from headrace.app.verify.checks import Plan
+        from headrace.app.verify.checks import VerifyPlan
         from headrace.app.verify.verify import verify
 
         say(f"verifying {name}", err=True)
         try:
             loaded = load_noted(resolved_model(name, quiet=False), ModelSpec(force=self._given.force))
-            self._verification = verify(loaded, Plan())
+            self._verification = verify(loaded, VerifyPlan())
         except KeyboardInterrupt:
             self.interrupted = True
         else:

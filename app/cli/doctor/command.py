@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from headrace.app.cli.completion import files
-from headrace.app.cli.doctor.diagnosis import Finding, Report, findings, gather
+from headrace.app.cli.doctor.diagnosis import DoctorReport, Finding, findings, gather
 from headrace.app.cli.model_options import json_option, named_model_option
 from headrace.app.cli.say import print_json
 from headrace.app.output.progress import drawn_progress
@@ -67,7 +67,7 @@ def doctor(as_json: bool, calibrate: bool, hosts: str | None, model: str | None)
         raise SystemExit(1)
 
 
-def sections(report: Report) -> list[tuple[str, Rows]]:
+def sections(report: DoctorReport) -> list[tuple[str, Rows]]:
     """Return the report as titled rows of (label, text)."""
     titled = [
         ("Machine", _machine_rows(report)),
@@ -81,7 +81,7 @@ def sections(report: Report) -> list[tuple[str, Rows]]:
     return titled
 
 
-def document(report: Report, problems: list[Finding]) -> dict[str, object]:
+def document(report: DoctorReport, problems: list[Finding]) -> dict[str, object]:
     """Return the report as JSON types: sizes in bytes, rates in GB/s (1e9), unknown is null."""
     machine: dict[str, object] | None = None
     nominal: dict[str, object] | None = None
@@ -116,7 +116,7 @@ def document(report: Report, problems: list[Finding]) -> dict[str, object]:
     }
 
 
-def _machine_rows(report: Report) -> Rows:
+def _machine_rows(report: DoctorReport) -> Rows:
     host = report.machine
     if host is None:
         return [("system", report.os_name)]
@@ -148,7 +148,7 @@ def _machine_rows(report: Report) -> Rows:
     return [*rows, ("system", report.os_name)]
 
 
-def _bandwidth_rows(report: Report) -> Rows:
+def _bandwidth_rows(report: DoctorReport) -> Rows:
     rows: Rows = []
     chip = report.chip
     if peak := report.peak:
@@ -168,7 +168,7 @@ def _bandwidth_rows(report: Report) -> Rows:
     return rows
 
 
-def _software_rows(report: Report) -> Rows:
+def _software_rows(report: DoctorReport) -> Rows:
     named = [f"{name.replace('_', '-')} {version or 'missing'}" for name, version in report.versions.items()]
     headrace = report.versions.get("headrace") or NOT_INSTALLED
     others = [text for text in named if not text.startswith("headrace ")]
@@ -176,7 +176,7 @@ def _software_rows(report: Report) -> Rows:
     return [("headrace", headrace), ("runs on", ", ".join(others[:3])), ("with", ", ".join(others[3:]))]
 
 
-def _place_rows(report: Report) -> Rows:
+def _place_rows(report: DoctorReport) -> Rows:
     model = report.default_model
     rows = [("default", f"{model.name}, {'installed' if model.path else 'fetched on first use'}")]
     for folder in report.places:

@@ -20,7 +20,7 @@ from headrace.runtime.errors import CheckpointError, HeadraceError
 from headrace.runtime.machine import address_space, hardware, memory
 from headrace.runtime.machine.chips import Chip
 from headrace.runtime.machine.hardware import Machine, PowerState
-from headrace.runtime.machine.memory import Budget
+from headrace.runtime.machine.memory import MemoryBudget
 from headrace.runtime.machine.peaks import Peak
 from headrace.runtime.machine.sensors import sensors
 from headrace.runtime.metrics.units import format_bytes, format_rate
@@ -63,7 +63,7 @@ class DefaultModel:
 
 
 @dataclass(frozen=True)
-class Report:
+class DoctorReport:
     """All facts; None means unknown or not applicable.
 
     machine: None if MLX does not work.
@@ -84,7 +84,7 @@ class Report:
     """
 
     machine: Machine | None
-    budget: Budget | None
+    budget: MemoryBudget | None
     peak: Peak | None
     power: PowerState
     swap_used: int | None
@@ -114,7 +114,7 @@ class Report:
         return kernel
 
 
-def gather(calibrate: bool = False, progress: Callable[[float], None] | None = None) -> Report:
+def gather(calibrate: bool = False, progress: Callable[[float], None] | None = None) -> DoctorReport:
     """Gather all facts. Measures the memory bandwidth on request, or if it is unknown (about a second)."""
     installed = versions(PACKAGES)
     states = {"settings": settings_state(), "sessions": sessions_state(), "models": models_state()}
@@ -136,7 +136,7 @@ def gather(calibrate: bool = False, progress: Callable[[float], None] | None = N
     except (ImportError, OSError, RuntimeError) as error:
         reinstall = f"{sys.executable} -m pip install --force-reinstall {own_source()}"
         failures.append(Finding("broken", f"MLX does not work here: {_first_line(error)}", reinstall))
-    return Report(
+    return DoctorReport(
         machine=host,
         budget=memory.budget(host) if host else None,
         peak=peak,
@@ -155,7 +155,7 @@ def gather(calibrate: bool = False, progress: Callable[[float], None] | None = N
     )
 
 
-def findings(report: Report) -> list[Finding]:
+def findings(report: DoctorReport) -> list[Finding]:
     """Return all problems, broken things first.
 
     On a Mac for which MLX has no wheels, that is the only one about software: all others follow from it.
@@ -170,7 +170,7 @@ def findings(report: Report) -> list[Finding]:
     return sorted(problems, key=lambda finding: finding.severity == "advice")
 
 
-def _software(report: Report) -> list[Finding]:
+def _software(report: DoctorReport) -> list[Finding]:
     problems = []
     missing = [name for name, version in report.versions.items() if version is None and name != "headrace"]
     if missing:
@@ -178,7 +178,7 @@ def _software(report: Report) -> list[Finding]:
     return problems
 
 
-def _intel(report: Report) -> list[Finding]:
+def _intel(report: DoctorReport) -> list[Finding]:
     """Return a finding for a Python of a Mac that MLX has no wheels for."""
     if report.system.get("sysctl.proc_translated") == "1":
         what = "this Python runs under Rosetta as an Intel program, and MLX has no GPU there"
@@ -194,7 +194,7 @@ def _intel(report: Report) -> list[Finding]:
     return []
 
 
-def _places_findings(report: Report) -> list[Finding]:
+def _places_findings(report: DoctorReport) -> list[Finding]:
     problems = []
     for folder in report.places:
         if not folder.writable:
@@ -208,7 +208,7 @@ def _places_findings(report: Report) -> list[Finding]:
     return problems
 
 
-def _backend(report: Report, host: Machine) -> list[Finding]:
+def _backend(report: DoctorReport, host: Machine) -> list[Finding]:
     if host.backend != "cpu":
         return []
     if report.nvidia_driver:
@@ -220,7 +220,7 @@ def _backend(report: Report, host: Machine) -> list[Finding]:
     return []
 
 
-def _kernels(report: Report, host: Machine) -> list[Finding]:
+def _kernels(report: DoctorReport, host: Machine) -> list[Finding]:
     if report.kernels.get("kernels") != "reference":
         return []
     if host.backend == "metal" and not environment.reference_kernels():
@@ -240,7 +240,7 @@ def _kernels(report: Report, host: Machine) -> list[Finding]:
     return [Finding("advice", what, do)]
 
 
-def _speed(report: Report) -> list[Finding]:
+def _speed(report: DoctorReport) -> list[Finding]:
     problems = []
     if report.power.on_battery:
         problems.append(Finding("advice", "running on battery: macOS may slow the GPU down", "plug the charger in"))
@@ -263,7 +263,7 @@ def _speed(report: Report) -> list[Finding]:
     return problems
 
 
-def _memory(report: Report) -> list[Finding]:
+def _memory(report: DoctorReport) -> list[Finding]:
     problems = []
     if report.budget and report.budget.usable < _LITTLE_MEMORY:
         what = f"little memory: {format_bytes(report.budget.usable)} free for weights and KV cache"

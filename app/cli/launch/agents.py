@@ -1,7 +1,7 @@
 """Coding agents and their settings for one run: arguments, environment variables and files in a temporary folder.
 
-A new agent is a row of `AGENTS`, and a function from the server's model to its `Setup`. Each must outrank the user's
-own settings without changing their files. `tests/app/cli/test_launch.py` checks all.
+A new agent is a row of `AGENTS`, and a function from the server's model to its `AgentSetup`. Each must outrank the
+user's own settings without changing their files. `tests/app/cli/test_launch.py` checks all.
 
 The variables and options are those of the agents' own documentation:
 
@@ -44,7 +44,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class AgentSetup:
     """Arguments, variables and files that an agent is started with.
 
     arguments: before the user's own.
@@ -69,10 +69,10 @@ class Agent:
 
     program: str
     install: str
-    setup: Callable[[Endpoint], Setup]
+    setup: Callable[[Endpoint], AgentSetup]
 
 
-def _codex(endpoint: Endpoint) -> Setup:
+def _codex(endpoint: Endpoint) -> AgentSetup:
     provider = f"model_providers.{PROVIDER}"
     settings = {
         "model": endpoint.model,
@@ -86,7 +86,7 @@ def _codex(endpoint: Endpoint) -> Setup:
     arguments = [part for name, value in settings.items() for part in ("-c", f"{name}={_toml(value)}")]
     if endpoint.context is not None:
         arguments += ["-c", f"model_context_window={endpoint.context}"]
-    return Setup(arguments, {"HEADRACE_API_KEY": endpoint.key})
+    return AgentSetup(arguments, {"HEADRACE_API_KEY": endpoint.key})
 
 
 def _toml(text: str) -> str:
@@ -94,7 +94,7 @@ def _toml(text: str) -> str:
     return json.dumps(text)
 
 
-def _claude(endpoint: Endpoint) -> Setup:
+def _claude(endpoint: Endpoint) -> AgentSetup:
     shared = {"ANTHROPIC_BASE_URL": endpoint.url, "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
     models = ("MODEL", "DEFAULT_OPUS_MODEL", "DEFAULT_SONNET_MODEL", "DEFAULT_HAIKU_MODEL", "SMALL_FAST_MODEL")
     shared |= {f"ANTHROPIC_{name}": endpoint.model for name in models}
@@ -110,10 +110,10 @@ def _claude(endpoint: Endpoint) -> Setup:
     # The settings file's `env` outranks variables, and arguments outrank the file. The key stays out of them: other
     # users of the machine see arguments.
     arguments = ["--settings", json.dumps({"env": shared}), "--model", endpoint.model]
-    return Setup(arguments, {**shared, **others, "ANTHROPIC_AUTH_TOKEN": endpoint.key or _ANY_KEY})
+    return AgentSetup(arguments, {**shared, **others, "ANTHROPIC_AUTH_TOKEN": endpoint.key or _ANY_KEY})
 
 
-def _opencode(endpoint: Endpoint) -> Setup:
+def _opencode(endpoint: Endpoint) -> AgentSetup:
     model: dict[str, object] = {"name": endpoint.model}
     if endpoint.context is not None:
         model["limit"] = {"context": endpoint.context, "output": endpoint.max_output}
@@ -125,10 +125,10 @@ def _opencode(endpoint: Endpoint) -> Setup:
         "models": {endpoint.model: model},
     }
     settings = {"provider": {PROVIDER: provider}, "model": name, "small_model": name}
-    return Setup((), {"OPENCODE_CONFIG_CONTENT": json.dumps(settings)})
+    return AgentSetup((), {"OPENCODE_CONFIG_CONTENT": json.dumps(settings)})
 
 
-def _pi(endpoint: Endpoint) -> Setup:
+def _pi(endpoint: Endpoint) -> AgentSetup:
     model: dict[str, object] = {
         "id": endpoint.model,
         "name": endpoint.model,
@@ -147,10 +147,10 @@ def _pi(endpoint: Endpoint) -> Setup:
     }
     text = f"export default function (pi) {{ pi.registerProvider({json.dumps(PROVIDER)}, {json.dumps(provider)}); }}\n"
     arguments = ["-e", "{folder}/headrace.js", "--provider", PROVIDER, "--model", endpoint.model]
-    return Setup(arguments, {}, {"headrace.js": text})
+    return AgentSetup(arguments, {}, {"headrace.js": text})
 
 
-def _aider(endpoint: Endpoint) -> Setup:
+def _aider(endpoint: Endpoint) -> AgentSetup:
     name = f"openai/{endpoint.model}"
     url = f"{endpoint.url}/v1"
     arguments = ["--model", name, "--weak-model", name, "--openai-api-base", url, "--no-show-model-warnings"]
@@ -166,7 +166,7 @@ def _aider(endpoint: Endpoint) -> Setup:
         }
         files = {"models.json": json.dumps({name: facts})}
         arguments += ["--model-metadata-file", "{folder}/models.json"]
-    return Setup(arguments, {"OPENAI_API_BASE": url, "OPENAI_API_KEY": endpoint.key or _ANY_KEY}, files)
+    return AgentSetup(arguments, {"OPENAI_API_BASE": url, "OPENAI_API_KEY": endpoint.key or _ANY_KEY}, files)
 
 
 AGENTS: Mapping[str, Agent] = {

@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.app.answer.answer import Answer, Prompt
+from headrace.app.answer.answer import Answer, EncodedPrompt
 from headrace.app.answer.answerer import MAX_RUNNING, Answerer
 from headrace.app.answer.options import DEFAULTS
 from headrace.app.answer.repetition import REPEATS
@@ -107,7 +107,7 @@ def _one_answer(
     answerer: Answerer,
     disk_cache: "KVDiskCache | None",
     session: RunSession,
-    prompt: Prompt,
+    prompt: EncodedPrompt,
     arguments: RunArguments,
     load_s: float,
 ) -> int:

@@ -23,7 +23,7 @@ from headrace.app.cli.say import print_json, say
 from headrace.app.output.output_file import write_output
 from headrace.app.output.sanitise import sanitise
 from headrace.app.output.terminal import may_style
-from headrace.app.output.trace_file import Span, TracedSequence, prefill_spans, trace
+from headrace.app.output.trace_file import TracedSequence, TraceSpan, prefill_spans, trace
 from headrace.app.versions import versions
 from headrace.models.loading.load import LoadedModel
 from headrace.runtime import ops
@@ -205,7 +205,7 @@ def run_trace(report: RunReport) -> dict[str, object]:
     summary = report.summary
     tokenized = summary.tokenize_s
     admitted = tokenized + summary.queue_s
-    before = [Span("tokenize", 0.0, tokenized), Span("wait", tokenized, admitted)]
+    before = [TraceSpan("tokenize", 0.0, tokenized), TraceSpan("wait", tokenized, admitted)]
     start = admitted + summary.prefill_s
     chunks = [(min(start, max(admitted, end)), done) for end, done in answer.chunks]
     spans = [span for span in [*before, *prefill_spans(admitted, chunks)] if span.end_s > span.start_s]

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import click
 
-from headrace.app.answer.answer import Answer, Prompt
+from headrace.app.answer.answer import Answer, EncodedPrompt
 from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.options import DEFAULTS, SamplingSource
 from headrace.app.answer.phrases import sampling_phrase
@@ -23,7 +23,7 @@ from headrace.app.cli.say import print_json, say
 from headrace.app.output.sanitise import sanitise
 from headrace.app.versions import versions
 from headrace.models.text.events import Completed, TextChunk
-from headrace.runtime.engine.request import CancelFlag, Failed
+from headrace.runtime.engine.request import CancelFlag, SequenceFailed
 from headrace.runtime.errors import HeadraceError, UsageError
 from headrace.runtime.sampling.params import SEEDS
 
@@ -61,7 +61,7 @@ class Samples:
                 for answer, event in self._answerer.step():
                     if isinstance(event, TextChunk):
                         tokens += len(event.step.tokens)
-                    elif isinstance(event, Failed):
+                    elif isinstance(event, SequenceFailed):
                         self._failed[answer] = event.error
                     elif isinstance(event, Completed):
                         self._print_finished()
@@ -100,7 +100,7 @@ class Samples:
         )
 
 
-def run_samples(answerer: Answerer, prompt: Prompt, session: RunSession, arguments: RunArguments) -> int:
+def run_samples(answerer: Answerer, prompt: EncodedPrompt, session: RunSession, arguments: RunArguments) -> int:
     """Answer a prompt `arguments.samples` times. Return the exit code.
 
     Raises UsageError for greedy decoding.

@@ -115,7 +115,7 @@ def context_chart(
     for (line, _), label in zip(places, labels([value for _, value in places]), strict=True):
         names[rows - 1 - line] = label
     left = max(len(name) for name in names) + 1
-    scale = _Scale(top, span, width - left, rows)
+    scale = _ContextAxes(top, span, width - left, rows)
     roofline = scale.curve(lambda context: expected_rate(cost, peak_gb_s, context, flops_per_second), every=3)
     layers = [(roofline, "$text-warning")]
     if achieved_gb_s is not None:
@@ -130,7 +130,7 @@ def context_chart(
 
 
 @dataclass(frozen=True, slots=True)
-class _Scale:
+class _ContextAxes:
     """Axes from zero.
 
     top: tokens per second at the upper end.

@@ -16,7 +16,7 @@ from headrace.runtime.metrics.telemetry import RankTimes
 from headrace.runtime.metrics.units import format_bytes, format_joules, percent, three_digits
 
 if TYPE_CHECKING:  # the chat's first frame does not import it
-    from headrace.runtime.machine.load import Load
+    from headrace.runtime.machine.load import MachineLoad
 
 _LABEL = 5  # cells of `CPU`, `GPU` and `RAM`, with the gap
 _TIMED_WITHIN = 64  # steps in which one that was timed by rank is looked for
@@ -63,14 +63,14 @@ class MachineSection(Section):
         return shown or [Content.styled("–", "$faint")]
 
 
-def contention_text(load: "Load", width: int = 120) -> str:
+def contention_text(load: "MachineLoad", width: int = 120) -> str:
     """Return "CPU busy" with the cores that other programs use, shortened to fit a width."""
     full = f"CPU busy: {cpu_phrase(load)}"
     forms = (full, full.partition(" (")[0], f"CPU busy: others use {load.other_cpus:.1f} of {load.cpus}")
     return first_that_fits(forms, width)
 
 
-def _measured(load: "Load", joules_per_token: float | None, width: int) -> list[Content]:
+def _measured(load: "MachineLoad", joules_per_token: float | None, width: int) -> list[Content]:
     """Return the lines of a sample: bars of CPU, GPU and memory, then swap, power and temperature."""
     readings = load.readings
     cpus = f"{load.own_cpus:.1f} + {load.other_cpus:.1f} others of {load.cpus}"

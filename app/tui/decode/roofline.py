@@ -17,7 +17,7 @@ from typing import NamedTuple
 from textual.content import Content
 
 from headrace.app.tui.decode.drawing import Canvas, beside_axis, layered, log_ticks, marked
-from headrace.app.tui.metrics.figures import Point, Roofs, decode_point, prefill_point, roofs
+from headrace.app.tui.metrics.figures import RooflinePoint, Roofs, decode_point, prefill_point, roofs
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, first_that_fits, fitting
 from headrace.runtime.metrics.units import format_rate
@@ -89,7 +89,7 @@ _PREFILL = _PointStyle("▲", "bold $text-success", "prefill")
 
 
 @dataclass(frozen=True, slots=True)
-class _Scale:
+class _RooflineAxes:
     """Logarithmic axes.
 
     low_x, high_x: FLOP per byte at the left and the right end.
@@ -120,7 +120,11 @@ class _Scale:
 
 
 def plot(
-    marks: Sequence[tuple[Point, str, str]], trail: Sequence[Point], limits: Roofs, width: int, height: int
+    marks: Sequence[tuple[RooflinePoint, str, str]],
+    trail: Sequence[RooflinePoint],
+    limits: Roofs,
+    width: int,
+    height: int,
 ) -> list[Content]:
     """Return the lines of the plot.
 
@@ -146,13 +150,13 @@ def plot(
     low_y = min(speeds)
     high_y = max(speeds) * _MARGIN**0.5
     # The labels at the left decide how much room is left for the plot.
-    scale = _Scale(low_x, high_x, low_y, high_y, 1, rows)
+    scale = _RooflineAxes(low_x, high_x, low_y, high_y, 1, rows)
     names = [""] * rows
     for value in log_ticks(low_y, high_y, max(1, rows // _ROWS_A_TICK)):
         names[scale.row(value)] = flops_text(value)
     left = max(map(len, names)) + 1
     room = max(1, width - left)
-    scale = _Scale(low_x, high_x, low_y, high_y, room, rows)
+    scale = _RooflineAxes(low_x, high_x, low_y, high_y, room, rows)
     # Roofs, trail, then the points in front.
     layers = [
         (_roof_lines(scale, memory, limits.nominal, top), "$text-warning"),
@@ -173,7 +177,7 @@ def plot(
     return [*lines, Content.styled(" " * left + axis, "$quiet")]
 
 
-def _roof_lines(scale: _Scale, memory: float, nominal: float | None, top: float | None) -> list[str]:
+def _roof_lines(scale: _RooflineAxes, memory: float, nominal: float | None, top: float | None) -> list[str]:
     """Draw the slope of the measured memory, dotted that of the nominal one, and the compute roof."""
     canvas = Canvas(scale.width, scale.height)
     for bandwidth, every in ((memory, 1), (nominal, 4)):
@@ -189,7 +193,7 @@ def _roof_lines(scale: _Scale, memory: float, nominal: float | None, top: float 
     return canvas.rows()
 
 
-def _trail_dots(scale: _Scale, trail: Sequence[Point]) -> list[str]:
+def _trail_dots(scale: _RooflineAxes, trail: Sequence[RooflinePoint]) -> list[str]:
     """Draw dotted lines from point to point."""
     canvas = Canvas(scale.width, scale.height)
     dots = [(scale.x(point.intensity), scale.y(point.flops)) for point in trail]

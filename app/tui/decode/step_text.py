@@ -25,7 +25,7 @@ _ACCEPTED = "underline $text-success"
 _REJECTED = "strike $text-error"
 _NO_TEXT = "·"
 
-Piece = tuple[str, str]
+StyledPiece = tuple[str, str]
 """Text and its style."""
 
 
@@ -95,7 +95,7 @@ class StepTexts:
         safe = Sanitiser()
         return Content.assemble(*(piece for step in steps for piece in self._pieces(step, safe)))
 
-    def _pieces(self, index: int, safe: Sanitiser) -> Iterator[Piece]:
+    def _pieces(self, index: int, safe: Sanitiser) -> Iterator[StyledPiece]:
         """Yield the texts of a step: accepted and rejected draft tokens, then the token that the model chose.
 
         index: of the step in the answer.

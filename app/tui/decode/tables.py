@@ -11,8 +11,8 @@ from textual.content import Content
 
 from headrace.app.answer.phrases import mbu_text
 from headrace.app.output.sanitise import sanitise
-from headrace.app.tui.metrics.answers import OVER, Row, RowPhase, TurnAnswers
-from headrace.app.tui.metrics.facts import Turn
+from headrace.app.tui.metrics.answers import OVER, AnswerRow, RowPhase, TurnAnswers
+from headrace.app.tui.metrics.facts import TurnFigures
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, first_that_fits, fitting, legend, segments
 from headrace.runtime.metrics.telemetry import PoolStats
@@ -100,7 +100,7 @@ def _cells_text(cells: Sequence[str], columns: Sequence[tuple[str, int]]) -> str
     return text
 
 
-def _sequence(row: Row, columns: Sequence[tuple[str, int]], words: int) -> Content:
+def _sequence(row: AnswerRow, columns: Sequence[tuple[str, int]], words: int) -> Content:
     """Return the line of an answer. words: cells of its last words; 0: without them."""
     count = f"{row.tokens:,}"
     if row.phase == "prefill":  # no output yet: the share of the prompt that is computed
@@ -156,7 +156,7 @@ def _block_counts(blocks: PoolStats) -> Sequence[tuple[int, str, str]]:
     )
 
 
-def _prefix_hits(turns: Sequence[Turn], width: int) -> list[Content]:
+def _prefix_hits(turns: Sequence[TurnFigures], width: int) -> list[Content]:
     """Return the part of the prompts' tokens that was cached, and that of each of the newest answers as a bar."""
     known = [turn for turn in turns if turn.prompt_tokens]
     if not known:
@@ -206,7 +206,7 @@ class TurnsSection(Section):
         return rows
 
 
-def _cells(turn: Turn) -> tuple[str, ...]:
+def _cells(turn: TurnFigures) -> tuple[str, ...]:
     """Return the cells of an answer, in the order of `_TURNS`."""
     return (
         str(turn.number),

@@ -28,7 +28,7 @@ _FILE_PATH = re.compile(r'^/file[ \t]+("[^"]*|[^"]*)$')  # /file src/ma, or /fil
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CompletionEntry:
     """An entry of the menu."""
 
     insert: str  # replaces the text before the cursor
@@ -41,7 +41,7 @@ class CompletionMenu(OptionList, can_focus=False):
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._choices: list[Candidate] = []
+        self._choices: list[CompletionEntry] = []
         self._for = ""  # the text that the entries complete
         self._chosen = False  # an entry was gone to
 
@@ -80,7 +80,7 @@ class CompletionMenu(OptionList, can_focus=False):
             self._chosen = True
             self.highlighted = ((self.highlighted or 0) + by) % len(self._choices)
 
-    def accept(self) -> Candidate | None:
+    def accept(self) -> CompletionEntry | None:
         """Close the menu and return the highlighted entry."""
         if not self._choices:
             return None
@@ -89,7 +89,7 @@ class CompletionMenu(OptionList, can_focus=False):
         return choice
 
 
-def _options(before: str, width: int) -> tuple[list[Option], list[Candidate]]:
+def _options(before: str, width: int) -> tuple[list[Option], list[CompletionEntry]]:
     """Return the menu's lines and the candidates that they stand for, in the same order.
 
     before: text before the cursor. width: cells of a line.
@@ -97,11 +97,13 @@ def _options(before: str, width: int) -> tuple[list[Option], list[Candidate]]:
     path = typed_path(before)
     if path is not None:
         paths = [name for name in completions(path) if name != path.removeprefix('"')]  # nothing to add: Enter sends
-        return [Option(Content(name)) for name in paths], [Candidate(as_typed(name, path), len(path)) for name in paths]
+        return [Option(Content(name)) for name in paths], [
+            CompletionEntry(as_typed(name, path), len(path)) for name in paths
+        ]
     if before.startswith(_COMPARE) and "\n" not in before:
         word = before.rpartition(" ")[2]
         names = [name for name in _compare_arguments() if name.startswith(word) and name != word]
-        return [Option(Content(name)) for name in names], [Candidate(name, len(word)) for name in names]
+        return [Option(Content(name)) for name in names], [CompletionEntry(name, len(word)) for name in names]
     name = before.removeprefix("/")
     if before.startswith("/") and (not name or name.isalpha()):
         options = []
@@ -117,7 +119,7 @@ def _options(before: str, width: int) -> tuple[list[Option], list[Candidate]]:
             if command.argument:
                 insert += " "
             options.append(Option(line.truncate(width, ellipsis=True)))
-            choices.append(Candidate(insert, len(before), run=not command.needs_argument))
+            choices.append(CompletionEntry(insert, len(before), run=not command.needs_argument))
         return options, choices
     return [], []
 

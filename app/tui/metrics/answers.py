@@ -46,7 +46,7 @@ class TokenCount(NamedTuple):
 
 
 @dataclass(slots=True)
-class Row:
+class AnswerRow:
     """One sequence: an answer alone, or one of several.
 
     number: from 1, as on the screen.
@@ -95,7 +95,7 @@ class Row:
             self.latencies_s.extend(record.itl_s)
             self.totals.add(record, cost)
 
-    def copy(self) -> "Row":
+    def copy(self) -> "AnswerRow":
         """Return a copy that later steps do not change."""
         records = self.records.copy()
         return replace(self, records=records, totals=replace(self.totals), latencies_s=self.latencies_s.copy())
@@ -116,9 +116,9 @@ class TurnAnswers:
         most: rows of an endless turn, which any answer joins; None: the turn has the answers `ids`.
         """
         self.is_several = ids is not None
-        self._rows = {generation: Row(number) for number, generation in enumerate(ids or (), 1)}
+        self._rows = {generation: AnswerRow(number) for number, generation in enumerate(ids or (), 1)}
         if ids is None:
-            self._rows = {_ANY: Row(1)}
+            self._rows = {_ANY: AnswerRow(1)}
         self._most = most
         self.batches: deque[int] = deque(maxlen=STEPS_KEPT)
         self.blocks: PoolStats | None = None  # of the K/V pool; None without one
@@ -139,7 +139,7 @@ class TurnAnswers:
         return tuple(self._rows)
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[AnswerRow]:
         return list(self._rows.values())
 
     @property
@@ -204,7 +204,7 @@ class TurnAnswers:
             return self.is_several
         return getattr(event, "id", None) in self._rows
 
-    def _row(self, generation: int) -> Row:
+    def _row(self, generation: int) -> AnswerRow:
         """Return an answer's row, a new one in an endless turn; the oldest that are over make room."""
         if not self.is_several:
             return self._rows[_ANY]
@@ -212,7 +212,7 @@ class TurnAnswers:
             over = [number for number, row in self._rows.items() if row.phase in OVER]
             for number in over[: max(0, len(self._rows) + 1 - (self._most or 0))]:
                 del self._rows[number]
-            self._rows[generation] = Row(generation)
+            self._rows[generation] = AnswerRow(generation)
         return self._rows[generation]
 
     def take(self, event: Event) -> None:

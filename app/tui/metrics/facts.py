@@ -49,7 +49,7 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TurnFigures:
     """One answer in the history of turns. Figures as in its `Summary`.
 
     number: from 1.
@@ -71,7 +71,7 @@ class Turn:
     busy: bool = False
 
     @classmethod
-    def of(cls, number: int, summary: Summary, reason: str) -> "Turn":
+    def of(cls, number: int, summary: Summary, reason: str) -> "TurnFigures":
         """Return the turn of an ended answer. reason: why it ended."""
         return cls(
             number=number,
@@ -181,11 +181,12 @@ def with_peaks(
     )
 
 
-def stored_turns(messages: Iterable[Message]) -> list[Turn]:
+def stored_turns(messages: Iterable[Message]) -> list[TurnFigures]:
     """Return the turns of a branch's stored answers."""
     answers = [(message, message.metrics) for message in messages if message.metrics is not None]
     return [
-        Turn.of(number, summary, message.finish_reason or "") for number, (message, summary) in enumerate(answers, 1)
+        TurnFigures.of(number, summary, message.finish_reason or "")
+        for number, (message, summary) in enumerate(answers, 1)
     ]
 
 

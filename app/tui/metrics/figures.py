@@ -169,14 +169,14 @@ def histogram(latencies_s: Sequence[float], top_s: float, rows: int) -> list[int
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class RooflinePoint:
     """A place on the roofline plot: FLOP per byte, FLOP per second."""
 
     intensity: float
     flops: float
 
     @classmethod
-    def of(cls, flops: float, nbytes: float, seconds: float) -> "Point | None":
+    def of(cls, flops: float, nbytes: float, seconds: float) -> "RooflinePoint | None":
         return cls(flops / nbytes, flops / seconds) if flops > 0 and nbytes > 0 and seconds > 0 else None
 
 
@@ -189,7 +189,7 @@ class Roofs:
     compute: float | None
     vendors: bool = False
 
-    def why_above(self, point: Point) -> str:
+    def why_above(self, point: RooflinePoint) -> str:
         """Return the reason for a point above a roof; "" for one below both."""
         if self.memory is not None and point.flops > self.memory * point.intensity * ABOVE_PEAK:
             return "above the measured memory bandwidth"
@@ -197,7 +197,7 @@ class Roofs:
             return "above the measured compute peak"
         return ""
 
-    def limit_of(self, point: Point) -> str:
+    def limit_of(self, point: RooflinePoint) -> str:
         """Return the roof over a point in words, and the share of it that the point reaches."""
         if not self.memory or not point.intensity:
             return ""
@@ -215,14 +215,14 @@ def roofs(machine: MachineFacts) -> Roofs:
     return Roofs(memory, nominal, compute, not machine.compute_flops and compute is not None)
 
 
-def decode_point(totals: StepTotals) -> Point | None:
+def decode_point(totals: StepTotals) -> RooflinePoint | None:
     """Return the point of these steps. All verified rows count."""
-    return Point.of(totals.flops, totals.nbytes, totals.seconds)
+    return RooflinePoint.of(totals.flops, totals.nbytes, totals.seconds)
 
 
-def prefill_point(prefill: MeasuredPrefill | None) -> Point | None:
+def prefill_point(prefill: MeasuredPrefill | None) -> RooflinePoint | None:
     """Return the point of a prefill, if there is one."""
-    return Point.of(prefill.flops, prefill.nbytes, prefill.seconds) if prefill else None
+    return RooflinePoint.of(prefill.flops, prefill.nbytes, prefill.seconds) if prefill else None
 
 
 class Trail:
@@ -232,7 +232,7 @@ class Trail:
     MOST = 64
 
     def __init__(self) -> None:
-        self.points: list[Point] = []
+        self.points: list[RooflinePoint] = []
         # The turn's totals up to the latest point
         self._flops = 0.0
         self._bytes = 0.0
@@ -247,7 +247,9 @@ class Trail:
             self._seconds = 0.0
         if totals.seconds - self._seconds < self.EVERY_S:
             return
-        point = Point.of(totals.flops - self._flops, totals.nbytes - self._bytes, totals.seconds - self._seconds)
+        point = RooflinePoint.of(
+            totals.flops - self._flops, totals.nbytes - self._bytes, totals.seconds - self._seconds
+        )
         self._flops = totals.flops
         self._bytes = totals.nbytes
         self._seconds = totals.seconds

@@ -33,14 +33,14 @@ from headrace.app.engine.events import (
     Ready,
 )
 from headrace.app.engine.model_card import ModelCard
-from headrace.app.tui.metrics.answers import STEPS_KEPT, Row, TurnAnswers
+from headrace.app.tui.metrics.answers import STEPS_KEPT, AnswerRow, TurnAnswers
 from headrace.app.tui.metrics.facts import (
     CacheFill,
     FirstToken,
     MachineFacts,
     MeasuredPrefill,
     ModelFacts,
-    Turn,
+    TurnFigures,
     facts,
     with_peaks,
 )
@@ -53,9 +53,9 @@ from headrace.runtime.metrics.telemetry import MBU, Percentiles, StepRecord, Sum
 
 if TYPE_CHECKING:  # the chat's first frame does not import them
     from headrace.runtime.engine.request import Finished
-    from headrace.runtime.machine.load import Load
+    from headrace.runtime.machine.load import MachineLoad
 
-Phase = Literal["start", "load", "failed", "prefill", "decode", "idle", "dead"]
+LivePhase = Literal["start", "load", "failed", "prefill", "decode", "idle", "dead"]
 
 _CONTENDED_LOOKS = 2  # looks: one alone may be a program that starts
 
@@ -65,7 +65,7 @@ class LiveMetrics:
 
     def __init__(self) -> None:
         self.version = 0
-        self.phase: Phase = "start"
+        self.phase: LivePhase = "start"
         self.machine = MachineFacts()
         self.model = ModelFacts()
         self.load_stage = ""
@@ -89,9 +89,9 @@ class LiveMetrics:
         self.trail = Trail()
         self._final: Summary | None = None  # of the turn, once it is over
         self._machine_at_end: MachineFacts | None = None  # once the turn is over: its limits no longer change
-        self.turns: list[Turn] = []
+        self.turns: list[TurnFigures] = []
         self.history = DecodeHistory()  # of this model
-        self.load: Load | None = None
+        self.load: MachineLoad | None = None
         """Load of the machine, at the latest look."""
         self.energy = TurnEnergy()
         self._fed = False  # a prompt was computed since the latest look
@@ -200,12 +200,12 @@ class LiveMetrics:
         self.answers = TurnAnswers(ids, self.model.cost, most)
         self.phase = "prefill" if ids else "idle"
 
-    def set_turns(self, turns: Sequence[Turn]) -> None:
+    def set_turns(self, turns: Sequence[TurnFigures]) -> None:
         """Replace the turns, after one of several answers was taken."""
         self.turns = list(turns)
         self._changed()
 
-    def session_changed(self, turns: Sequence[Turn]) -> None:
+    def session_changed(self, turns: Sequence[TurnFigures]) -> None:
         """Replace the turns and forget the current one, after another session was opened."""
         self.turns = list(turns)
         self.fill = CacheFill()
@@ -260,9 +260,9 @@ class LiveMetrics:
         self._machine_at_end = _corrected(self.machine, summary)
         if self.model.cost is not None and fed >= MIN_STEPS and summary.prefill_s > 0:
             self.prefill = MeasuredPrefill.of(self.model.cost, summary.reused_tokens, fed, summary.prefill_s)
-        self.turns.append(Turn.of(len(self.turns) + 1, summary, end.reason))
+        self.turns.append(TurnFigures.of(len(self.turns) + 1, summary, end.reason))
 
-    def set_load(self, load: "Load") -> None:
+    def set_load(self, load: "MachineLoad") -> None:
         """Note the machine's load."""
         self.load = load
         self._contended_looks = self._contended_looks + 1 if load.contended else 0
@@ -286,9 +286,9 @@ class LiveMetrics:
     # -- read by the view ------------------------------------------------------------------------------------------
 
     @property
-    def answer(self) -> Row:
+    def answer(self) -> AnswerRow:
         """The answer of the latest turn; an empty one of a turn with several."""
-        return Row(1) if self.answers.is_several else self.answers.rows[0]
+        return AnswerRow(1) if self.answers.is_several else self.answers.rows[0]
 
     @property
     def charted(self) -> Sequence[StepRecord]:
@@ -441,23 +441,23 @@ class LiveMetrics:
         return Percentiles.of([step.latency_s for step in self.latency_steps])
 
     @property
-    def contention(self) -> "Load | None":
+    def contention(self) -> "MachineLoad | None":
         """The load, if other programs take CPUs that decoding needs; else None."""
         return self.load if self._contended_looks >= _CONTENDED_LOOKS else None
 
     @property
-    def running(self) -> Turn | None:
+    def running(self) -> TurnFigures | None:
         """The turn in progress."""
         if self.phase not in ("prefill", "decode") or self.answers.is_several:
             return None
         return self.so_far
 
     @property
-    def so_far(self) -> Turn:
+    def so_far(self) -> TurnFigures:
         """The turn's answer, as far as it is written."""
         answer = self.answer
         fed = answer.prefill_total
-        return Turn(
+        return TurnFigures(
             number=len(self.turns) + 1,
             prompt_tokens=answer.reused + fed + 1 if fed or answer.reused else 0,  # the last one feeds the first step
             reused_tokens=answer.reused,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headrace.runtime.machine.load import Load
+    from headrace.runtime.machine.load import MachineLoad
     from headrace.runtime.machine.load_sampler import LoadSampler
 
 LOOK_S = 2.0  # between two samples
@@ -36,7 +36,7 @@ class MachineWatch:
             except (ImportError, OSError):
                 return
 
-    def look(self, now: float) -> "Load | None":
+    def look(self, now: float) -> "MachineLoad | None":
         """Return the load since the last sample; None if none is due or known. now: monotonic seconds."""
         if self._sampler is None or now < self._due:
             return None

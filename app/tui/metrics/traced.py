@@ -3,8 +3,8 @@
 `ChatState.export_trace` passes them to `app.output.trace_file`, which has the format.
 """
 
-from headrace.app.output.trace_file import Span, TracedSequence
-from headrace.app.tui.metrics.answers import Row
+from headrace.app.output.trace_file import TracedSequence, TraceSpan
+from headrace.app.tui.metrics.answers import AnswerRow
 from headrace.app.tui.metrics.live import LiveMetrics
 
 
@@ -16,20 +16,20 @@ def traced(metrics: LiveMetrics) -> list[TracedSequence]:
     first = metrics.first_token
     if not metrics.answer.records:
         return []
-    spans: list[Span] = []
+    spans: list[TraceSpan] = []
     first_end_s = None
     if first is not None:
         at = 0.0
         for name, seconds in (("wait", first.wait_s), ("tokenize", first.tokenize_s), ("prefill", first.prefill_s)):
             tokens = metrics.answer.prefill_total if name == "prefill" else None
             if seconds > 0:
-                spans.append(Span(name, at, at + seconds, tokens))
+                spans.append(TraceSpan(name, at, at + seconds, tokens))
             at += seconds
         first_end_s = at + first.step_s
     return [_sequence("answer", metrics.answer, first_end_s, spans)]
 
 
-def _sequence(name: str, row: Row, first_end_s: float | None, before: list[Span]) -> TracedSequence:
+def _sequence(name: str, row: AnswerRow, first_end_s: float | None, before: list[TraceSpan]) -> TracedSequence:
     """Return a sequence, whose kept steps begin with the first one or later.
 
     name: in the trace.

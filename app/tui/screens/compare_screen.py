@@ -37,7 +37,7 @@ from headrace.runtime.errors import HeadraceError, UsageError
 
 if TYPE_CHECKING:
     from headrace.app.chat.comparison import Comparison
-    from headrace.app.chat.parallel_answers import AnswerEvent
+    from headrace.app.chat.parallel_answers import ParallelEvent
 
 SIDE_BY_SIDE = 100  # columns from which the panes stand next to each other
 _BOTH_LINES = 36  # lines from which both show their text, one above the other
@@ -117,7 +117,7 @@ class CompareScreen(ParallelScreen):
             parts.append("loaded one at a time")
         return " · ".join(parts)
 
-    def handle_events(self, events: "Sequence[AnswerEvent]") -> None:
+    def handle_events(self, events: "Sequence[ParallelEvent]") -> None:
         super().handle_events(events)
         for pane in self.panes:
             if any(side is pane.side for side, _ in events):

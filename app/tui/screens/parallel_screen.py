@@ -22,7 +22,7 @@ from headrace.app.chat.parallel_answers import ParallelAnswer
 from headrace.app.engine.events import Event
 from headrace.app.output.sanitise import sanitise
 from headrace.app.sessions.records import Draft, Message
-from headrace.app.tui.metrics.facts import Turn, stored_turns
+from headrace.app.tui.metrics.facts import TurnFigures, stored_turns
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.metrics.rates import totals_of
 from headrace.app.tui.screens.chat_keys import scroll
@@ -37,7 +37,7 @@ from headrace.runtime.errors import HeadraceError
 from headrace.runtime.metrics.units import percent, three_digits, times
 
 if TYPE_CHECKING:
-    from headrace.app.chat.parallel_answers import AnswerEvent, ParallelAnswers
+    from headrace.app.chat.parallel_answers import ParallelAnswers, ParallelEvent
 
 _BAR = 10  # cells
 _BAR_FROM = 68  # cells of width from which a bar fits beside any figures, so that both panes have one or none
@@ -53,14 +53,14 @@ class FigureLines(Lines):
         super().__init__(metrics)
         self._state: tuple[str, str] = ("", "")
         self._figures = _NO_FIGURES
-        self._other: tuple[str, Turn] | None = None
+        self._other: tuple[str, TurnFigures] | None = None
         self._fill: tuple[int, int | None] = (0, None)  # tokens of the context, and their limit
 
     def set_figures(
         self,
         state: tuple[str, str],
-        figures: Turn,
-        other: tuple[str, Turn] | None,
+        figures: TurnFigures,
+        other: tuple[str, TurnFigures] | None,
         context: tuple[int, int | None],
     ) -> None:
         """Draw other values.
@@ -154,7 +154,7 @@ class AnswerPane(Vertical):
         return self.query_one(Transcript)
 
     @property
-    def figures(self) -> Turn:
+    def figures(self) -> TurnFigures:
         """The stored metrics of a finished answer, else the live ones."""
         if self.side.turn is None:
             stored = stored_turns(self.side.messages[-1:])
@@ -292,7 +292,7 @@ class ParallelScreen(SingleDismissal, Screen[Draft]):
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
-    def handle_events(self, events: "Sequence[AnswerEvent]") -> None:
+    def handle_events(self, events: "Sequence[ParallelEvent]") -> None:
         """Take in engine events; draws nothing."""
         for side, event in events:
             for pane in self.panes:

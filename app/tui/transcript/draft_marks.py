@@ -31,7 +31,7 @@ _BARS = "▎▏┊"
 _PADDING = re.compile(" {2,}")  # of a table's cell
 
 
-class Piece(NamedTuple):
+class MarkedPiece(NamedTuple):
     """A word, or a part of one, that a drawn line and the source have in common.
 
     column: of its first character in the line.
@@ -109,26 +109,26 @@ def mark_drafts(lines: Sequence[Content], source: str, marks: DraftMarks, width:
     return marked
 
 
-def _located(lines: Sequence[Content], source: str, at: int) -> Iterable[tuple[list[Piece], Content]]:
+def _located(lines: Sequence[Content], source: str, at: int) -> Iterable[tuple[list[MarkedPiece], Content]]:
     """Yield each line with the places of its words in the source, which is searched from `at` on."""
     for line in lines:
         plain = line.plain
-        pieces = list[Piece]()
+        pieces = list[MarkedPiece]()
         for word in _WORD.finditer(plain):
             index = source.find(word[0], at, at + _NEAR + len(word[0]))
             if index >= 0:
-                pieces.append(Piece(word.start(), index, len(word[0])))
+                pieces.append(MarkedPiece(word.start(), index, len(word[0])))
                 at = index + len(word[0])
                 continue
             for column in range(word.start(), word.end()):  # markup within the word
                 index = source.find(plain[column], at, at + _WITHIN)
                 if index >= 0:
-                    pieces.append(Piece(column, index, 1))
+                    pieces.append(MarkedPiece(column, index, 1))
                     at = index + 1
         yield pieces, line
 
 
-def _underlined(pieces: Sequence[Piece], spans: Sequence[tuple[int, int]], plain: str) -> list[tuple[int, int]]:
+def _underlined(pieces: Sequence[MarkedPiece], spans: Sequence[tuple[int, int]], plain: str) -> list[tuple[int, int]]:
     """Return (begin, end) in a line of its pieces within the spans; those with spaces between them are one."""
     ranges: list[tuple[int, int]] = []
     for column, position, length in pieces:
@@ -147,11 +147,11 @@ def _underlined(pieces: Sequence[Piece], spans: Sequence[tuple[int, int]], plain
     return ranges
 
 
-def _inserted(line: Content, pieces: Sequence[Piece], rejected: Sequence[tuple[int, str]]) -> Content:
+def _inserted(line: Content, pieces: Sequence[MarkedPiece], rejected: Sequence[tuple[int, str]]) -> Content:
     """Return a line with rejected draft tokens. A table's padding after them shrinks by their width."""
     for at, text in reversed(rejected):
         # The last word that begins before them; the start of the line, if there is none. Words have rising columns.
-        before = max((piece for piece in pieces if piece.position < at), default=Piece(pieces[0].column, at, 0))
+        before = max((piece for piece in pieces if piece.position < at), default=MarkedPiece(pieces[0].column, at, 0))
         column = before.column + min(before.length, at - before.position)
         struck = _struck(text)
         end = column

@@ -23,10 +23,10 @@ from headrace.runtime.metrics.telemetry import Summary
 
 _BRANCHES = re.compile(r"‹\d+/\d+›")  # ‹1/2›
 RowKind = Literal["user", "body", "thinking", "summary", "meta", "blank"]
-Row = tuple[Content, RowKind]
+ShownRow = tuple[Content, RowKind]
 """A line of the transcript: its text, and what it is, for its look and for clicks."""
 
-BLANK: Row = (Content(""), "blank")
+BLANK: ShownRow = (Content(""), "blank")
 _LONGEST_SYSTEM = 200  # characters of a system prompt that are looked at
 _PLAIN = re.compile(r"[^\n`*_~\[\]<>&\\|]*")  # text that changes nothing before it: no character of Markdown
 _NEXT_LINE = re.compile(r"[^\W\d_][^\n`*_~\[\]<>&\\|]*")  # the same from a letter on: no list, no heading
@@ -83,7 +83,7 @@ class Entry:
         self._answer = GrowingMarkdown()
         self._thinking = GrowingMarkdown()
         self._thinks = False
-        self._rows: list[Row] | None = None
+        self._rows: list[ShownRow] | None = None
         self._look: LayoutOptions | None = None
         self._detailed = False
         self._open: _OpenLine | None = None  # None: added text needs a whole layout
@@ -106,7 +106,7 @@ class Entry:
             self._rows = None
         return rough
 
-    def extend_last_line(self, message: Message) -> tuple[int, list[Row]] | None:
+    def extend_last_line(self, message: Message) -> tuple[int, list[ShownRow]] | None:
         """Return the index of the answer's last row and the rows in its place, for a few plain words appended to it.
 
         None if more than the last line would change. The next `update` lays the text out exactly.
@@ -147,7 +147,7 @@ class Entry:
         self._rows = None
         return True
 
-    def rows(self, options: LayoutOptions) -> list[Row]:
+    def rows(self, options: LayoutOptions) -> list[ShownRow]:
         """Return the rows of the message, a blank one at the end."""
         if self._rows is None or options != self._look:
             self._look = options
@@ -171,9 +171,9 @@ class Entry:
         if not self.state.growing:
             self.highlight_code()
 
-    def _user_rows(self, options: LayoutOptions) -> list[Row]:
+    def _user_rows(self, options: LayoutOptions) -> list[ShownRow]:
         """Return a question as it was typed, its attachments, and notes on its branches."""
-        rows: list[Row] = []
+        rows: list[ShownRow] = []
         lead = ("❯ ", "bold $text-accent")
         for part in self._text.safe.split("\n"):
             for line in folded(Content(part.expandtabs(4)), options.width - 2):
@@ -187,7 +187,7 @@ class Entry:
             rows.append((Content.styled("  " + " · ".join(notes), "$quiet"), "meta"))
         return [*rows, BLANK]
 
-    def _mark_rows(self, options: LayoutOptions) -> list[Row]:
+    def _mark_rows(self, options: LayoutOptions) -> list[ShownRow]:
         """Return the context mark, with its summary."""
         text = self._answer.lines(options.width - 2, ansi=options.ansi, dark=options.dark)
         words = len(self._answer.text.split())
@@ -195,12 +195,12 @@ class Entry:
         lines = mark_lines(text, words, left_out, options.width, unfolded=options.show_summary)
         return [*((line, "summary" if folds else "meta") for line, folds in lines), BLANK]
 
-    def _answer_rows(self, options: LayoutOptions) -> list[Row]:
+    def _answer_rows(self, options: LayoutOptions) -> list[ShownRow]:
         """Return thinking, the answer with its caret or marks of draft tokens, and its metrics.
 
         Sets `_open` where the last line may be extended.
         """
-        rows: list[Row] = []
+        rows: list[ShownRow] = []
         if self._thinking.text or self._thinks:
             rows += self._thinking_rows(options)
         body = self._answer.lines(options.width, ansi=options.ansi, dark=options.dark)
@@ -219,9 +219,9 @@ class Entry:
             rows = [(Content.styled(self.state.waiting or "▍", "$text-accent"), "meta")]
         return [*rows, *self._foot(options, apart=bool(body)), BLANK]
 
-    def _foot(self, options: LayoutOptions, *, apart: bool) -> list[Row]:
+    def _foot(self, options: LayoutOptions, *, apart: bool) -> list[ShownRow]:
         """Return the rows below an answer."""
-        rows: list[Row] = []
+        rows: list[ShownRow] = []
         if meta := self._meta():
             if apart:
                 rows.append(BLANK)
@@ -235,13 +235,13 @@ class Entry:
             rows.append((Content.styled(made, "$quiet").truncate(options.width, ellipsis=True), "meta"))
         return rows
 
-    def _thinking_rows(self, options: LayoutOptions) -> list[Row]:
+    def _thinking_rows(self, options: LayoutOptions) -> list[ShownRow]:
         """Return the head of the thinking section, and its text if it is unfolded."""
         words = len(self._thinking.text.split())
         mark = "▾" if options.show_thinking else "▸"
         state = "thinking…" if self._thinks else "thought"
         head = Content.assemble((f"{mark} {state}", "italic $text-secondary"), (f" {words} words", "$quiet"))
-        rows: list[Row] = [(head, "thinking")]
+        rows: list[ShownRow] = [(head, "thinking")]
         if options.show_thinking:
             lines = self._thinking.lines(options.width - 2, ansi=options.ansi, dark=options.dark)
             rows += [
@@ -307,7 +307,7 @@ class _SafeText:
         return self.safe
 
 
-def branch_at(row: Row, x: int) -> int:
+def branch_at(row: ShownRow, x: int) -> int:
     """Return -1 or 1 for a cell in the left or right half of a row's ‹1/2›, else 0."""
     content, kind = row
     if kind != "meta":

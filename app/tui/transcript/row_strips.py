@@ -11,7 +11,7 @@ from textual.strip import Strip
 from textual.style import Style
 from textual.widget import Widget
 
-from headrace.app.tui.transcript.entry import Row
+from headrace.app.tui.transcript.entry import ShownRow
 from headrace.app.tui.widgets.line_strip import line_strip
 
 GUTTER = 3  # cells left of the text: the selection mark and air
@@ -33,7 +33,7 @@ class RowStrips:
         self._drawn.clear()
 
     def strip(
-        self, row: Row, width: int, *, thumb: bool, marked: bool = False, span: tuple[int, int] | None = None
+        self, row: ShownRow, width: int, *, thumb: bool, marked: bool = False, span: tuple[int, int] | None = None
     ) -> Strip:
         """Return the strip of a row.
 
@@ -59,7 +59,7 @@ class RowStrips:
         self._drawn[key] = content, strip
         return strip
 
-    def located(self, line: int, row: Row) -> Strip:
+    def located(self, line: int, row: ShownRow) -> Strip:
         """Return a row with the position of every character, for selection with the mouse."""
         width = self._widget.size.width
         return line_strip(self._widget, self._text(row, width), width).apply_offsets(0, line)
@@ -69,7 +69,7 @@ class RowStrips:
         label = Content.styled(f" {text} ", "bold $text-accent on $surface").truncate(max(0, width - 1), ellipsis=True)
         return self._finished(label.pad_left(max(0, width - 1 - label.cell_length)), width, thumb=thumb)
 
-    def _text(self, row: Row, width: int, *, marked: bool = False, span: tuple[int, int] | None = None) -> Content:
+    def _text(self, row: ShownRow, width: int, *, marked: bool = False, span: tuple[int, int] | None = None) -> Content:
         """Return a line with its gutter and without the scroll bar."""
         content, kind = row
         whole = Content.assemble(("▌".ljust(GUTTER), "$accent") if marked else " " * GUTTER, content)

@@ -29,7 +29,7 @@ from textual.widget import Widget
 from headrace.app.sessions.records import Message
 from headrace.app.sessions.search import best_line
 from headrace.app.tui.textual_overrides.partial_repaint import put, repaint
-from headrace.app.tui.transcript.entry import BLANK, Entry, LayoutOptions, MessageState, Row, branch_at
+from headrace.app.tui.transcript.entry import BLANK, Entry, LayoutOptions, MessageState, ShownRow, branch_at
 from headrace.app.tui.transcript.find import Find, seek
 from headrace.app.tui.transcript.row_strips import GUTTER, RowStrips
 from headrace.app.tui.widgets.lines import LONGEST_LINE, folded
@@ -94,7 +94,7 @@ class Transcript(Widget, can_focus=True):
         self._laid_out = 0  # lines there were then
         self._match: Find | None = None  # the match that the find bar shows
         self._starts: list[int] = []  # first line of every entry
-        self._rows: list[Row] = []
+        self._rows: list[ShownRow] = []
         self._strips = RowStrips(self)
         self._logo: Sequence[Content] = ()  # above the welcome text
         self._welcome: Sequence[Content] = ()
@@ -291,7 +291,7 @@ class Transcript(Widget, can_focus=True):
             self.top = self._last_top
         self.more_below = bool(self.entries) and not self.following and (self.more_below or is_longer)
 
-    def _repaint_changed(self, num_kept: int, old_rows: Sequence[Row]) -> None:
+    def _repaint_changed(self, num_kept: int, old_rows: Sequence[ShownRow]) -> None:
         """Repaint from the first to the last row that is another one than before.
 
         An entry keeps the content of a line that did not change, so identity tells them apart.

@@ -4,14 +4,14 @@ blocks      tensors that many share
 dense, layer_norms, deci, openelm, mixtures, gemma, delta, lfm2, mamba      rows
 """
 
-from headrace.models.gguf.architecture import Architecture
+from headrace.models.gguf.architecture import GGUFArchitecture
 from headrace.models.gguf.architectures import deci, delta, dense, gemma, layer_norms, lfm2, mamba, mixtures, openelm
 from headrace.models.gguf.keys import has_experts
 from headrace.models.gguf.metadata import Metadata
 from headrace.runtime.errors import UnsupportedModelError
 
 _FILES = (dense, layer_norms, deci, openelm, mixtures, gemma, delta, lfm2, mamba)
-ARCHITECTURES: dict[str, Architecture] = {name: row for file in _FILES for name, row in file.ROWS.items()}
+ARCHITECTURES: dict[str, GGUFArchitecture] = {name: row for file in _FILES for name, row in file.ROWS.items()}
 
 # Reasons why a known architecture has no row
 _BEST_SCORES = "its tokenizer chooses the tokens with the best sum of scores, which no tokenizer here does"
@@ -22,7 +22,7 @@ _MISSING = {
 }
 
 
-def architecture_of(metadata: Metadata) -> Architecture:
+def architecture_of(metadata: Metadata) -> GGUFArchitecture:
     """Return the row of a file's architecture. Raises UnsupportedModelError for an unknown one."""
     name = metadata.architecture
     if name not in ARCHITECTURES:

@@ -7,19 +7,22 @@ here changes every row that has the block: `tests/models/gguf` converts a small 
 from dataclasses import replace
 from typing import Any
 
-from headrace.models.gguf.architecture import Architecture, Config, DraftLayer, Part, Parts
+from headrace.models.gguf.architecture import Config, DraftLayer, GGUFArchitecture, TensorRule, TensorRules
 from headrace.models.gguf.rope import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
 from headrace.models.gguf.target import Order, interleaved
 
-NORMS = {"attn_norm": Part("input_layernorm", "hidden"), "ffn_norm": Part("post_attention_layernorm", "hidden")}
+NORMS = {
+    "attn_norm": TensorRule("input_layernorm", "hidden"),
+    "ffn_norm": TensorRule("post_attention_layernorm", "hidden"),
+}
 POST_NORMS = {
-    "attn_norm": Part("input_layernorm", "hidden"),
-    "post_attention_norm": Part("post_attention_layernorm", "hidden"),
+    "attn_norm": TensorRule("input_layernorm", "hidden"),
+    "post_attention_norm": TensorRule("post_attention_layernorm", "hidden"),
 }
 SANDWICH_NORMS = {
     **POST_NORMS,
-    "ffn_norm": Part("pre_feedforward_layernorm", "hidden"),
-    "post_ffw_norm": Part("post_feedforward_layernorm", "hidden"),
+    "ffn_norm": TensorRule("pre_feedforward_layernorm", "hidden"),
+    "post_ffw_norm": TensorRule("post_feedforward_layernorm", "hidden"),
 }
 
 NUMBERED_DRAFTS = DraftLayer("model.layers.{}.", "", "eh_proj", "enorm", "hnorm", "shared_head.norm")
@@ -27,13 +30,13 @@ NUMBERED_DRAFTS = DraftLayer("model.layers.{}.", "", "eh_proj", "enorm", "hnorm"
 
 def attention(
     at: str = "self_attn", output: str = "o_proj", *, gate: int = 1, permuted: bool = False
-) -> dict[str, Part]:
+) -> dict[str, TensorRule]:
     """Return the projections of attention. gate: 2 if queries come with gates. permuted: rows as Llama's."""
     return {
-        "attn_q": Part(f"{at}.q_proj", f"heads*head*{gate} hidden", rows=_permuted_queries if permuted else None),
-        "attn_k": Part(f"{at}.k_proj", "kv_heads*head hidden", rows=_permuted_keys if permuted else None),
-        "attn_v": Part(f"{at}.v_proj", "kv_heads*head hidden"),
-        "attn_output": Part(f"{at}.{output}", "hidden heads*head"),
+        "attn_q": TensorRule(f"{at}.q_proj", f"heads*head*{gate} hidden", rows=_permuted_queries if permuted else None),
+        "attn_k": TensorRule(f"{at}.k_proj", "kv_heads*head hidden", rows=_permuted_keys if permuted else None),
+        "attn_v": TensorRule(f"{at}.v_proj", "kv_heads*head hidden"),
+        "attn_output": TensorRule(f"{at}.{output}", "hidden heads*head"),
     }
 
 
@@ -47,100 +50,110 @@ def _permuted_keys(config: Config) -> Order:
     return interleaved(config["num_key_value_heads"], config["head_dim"])
 
 
-def biases(parts: Parts, *keys: str, optional: bool = False) -> dict[str, Part]:
+def biases(parts: TensorRules, *keys: str, optional: bool = False) -> dict[str, TensorRule]:
     """Return the parts, and biases of those at `keys`; of all without keys."""
     more = {f"{key}.bias": replace(parts[key].bias, optional=optional) for key in keys or parts}
     return {**parts, **more}
 
 
-def minus_one(parts: Parts) -> dict[str, Part]:
+def minus_one(parts: TensorRules) -> dict[str, TensorRule]:
     """Return the parts with norms whose weights the converter has added 1 to."""
     return {key: replace(part, values="minus_one") if key.endswith("norm") else part for key, part in parts.items()}
 
 
 def head_norms(
     query: str = "self_attn.q_norm", key: str = "self_attn.k_norm", *, optional: bool = False
-) -> dict[str, Part]:
+) -> dict[str, TensorRule]:
     """Return the norms of each head of queries and keys, by their modules."""
-    return {"attn_q_norm": Part(query, "head", optional=optional), "attn_k_norm": Part(key, "head", optional=optional)}
+    return {
+        "attn_q_norm": TensorRule(query, "head", optional=optional),
+        "attn_k_norm": TensorRule(key, "head", optional=optional),
+    }
 
 
 # Norms of all heads together
 WIDE_NORMS = {
-    "attn_q_norm": Part("self_attn.q_norm", "heads*head"), "attn_k_norm": Part("self_attn.k_norm", "kv_heads*head"),
+    "attn_q_norm": TensorRule("self_attn.q_norm", "heads*head"),
+    "attn_k_norm": TensorRule("self_attn.k_norm", "kv_heads*head"),
 }  # fmt: skip
 
 
 def mlp(
     at: str = "mlp", gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj", *, inner: str = "inner"
-) -> dict[str, Part]:
+) -> dict[str, TensorRule]:
     """Return a feed-forward. gate, up, down: its projections. inner: its width."""
-    return {"ffn_gate": Part(f"{at}.{gate}", f"{inner} hidden"), **ungated_mlp(f"{at}.{up}", f"{at}.{down}", inner)}
-
-
-def ungated_mlp(up: str = "mlp.up_proj", down: str = "mlp.down_proj", inner: str = "inner") -> dict[str, Part]:
-    """Return a feed-forward without a gate."""
-    return {"ffn_up": Part(up, f"{inner} hidden"), "ffn_down": Part(down, f"hidden {inner}")}
-
-
-# Gate and up are stored as one.
-FUSED_MLP = {"ffn_up": Part("mlp.gate_up_proj", "2*inner hidden"), "ffn_down": Part("mlp.down_proj", "hidden inner")}
-
-
-def experts(router: str = "mlp.gate", at: str = "mlp.switch_mlp", *, plain: bool = False) -> dict[str, Part]:
-    """Return a mixture's router and stacks. plain: the class never quantizes its router."""
     return {
-        "ffn_gate_inp": Part(router, "experts hidden", plain=plain),
-        "ffn_gate_exps": Part(f"{at}.gate_proj", "experts width hidden"),
-        "ffn_up_exps": Part(f"{at}.up_proj", "experts width hidden"),
-        "ffn_down_exps": Part(f"{at}.down_proj", "experts hidden width"),
+        "ffn_gate": TensorRule(f"{at}.{gate}", f"{inner} hidden"),
+        **ungated_mlp(f"{at}.{up}", f"{at}.{down}", inner),
     }
 
 
-def shared_expert(at: str = "mlp.shared_experts", *, optional: bool = False) -> dict[str, Part]:
+def ungated_mlp(up: str = "mlp.up_proj", down: str = "mlp.down_proj", inner: str = "inner") -> dict[str, TensorRule]:
+    """Return a feed-forward without a gate."""
+    return {"ffn_up": TensorRule(up, f"{inner} hidden"), "ffn_down": TensorRule(down, f"hidden {inner}")}
+
+
+# Gate and up are stored as one.
+FUSED_MLP = {
+    "ffn_up": TensorRule("mlp.gate_up_proj", "2*inner hidden"),
+    "ffn_down": TensorRule("mlp.down_proj", "hidden inner"),
+}
+
+
+def experts(router: str = "mlp.gate", at: str = "mlp.switch_mlp", *, plain: bool = False) -> dict[str, TensorRule]:
+    """Return a mixture's router and stacks. plain: the class never quantizes its router."""
+    return {
+        "ffn_gate_inp": TensorRule(router, "experts hidden", plain=plain),
+        "ffn_gate_exps": TensorRule(f"{at}.gate_proj", "experts width hidden"),
+        "ffn_up_exps": TensorRule(f"{at}.up_proj", "experts width hidden"),
+        "ffn_down_exps": TensorRule(f"{at}.down_proj", "experts hidden width"),
+    }
+
+
+def shared_expert(at: str = "mlp.shared_experts", *, optional: bool = False) -> dict[str, TensorRule]:
     """Return the expert that all tokens use."""
     return {
-        "ffn_gate_shexp": Part(f"{at}.gate_proj", "shared hidden", optional=optional),
-        "ffn_up_shexp": Part(f"{at}.up_proj", "shared hidden", optional=optional),
-        "ffn_down_shexp": Part(f"{at}.down_proj", "hidden shared", optional=optional),
+        "ffn_gate_shexp": TensorRule(f"{at}.gate_proj", "shared hidden", optional=optional),
+        "ffn_up_shexp": TensorRule(f"{at}.up_proj", "shared hidden", optional=optional),
+        "ffn_down_shexp": TensorRule(f"{at}.down_proj", "hidden shared", optional=optional),
     }
 
 
 # Attention over latents (MLA)
 LATENTS = {
-    "attn_kv_a_mqa": Part("self_attn.kv_a_proj_with_mqa", "latent hidden"),
-    "attn_kv_a_norm": Part("self_attn.kv_a_layernorm", "kv_lora"),
-    "attn_output": Part("self_attn.o_proj", "hidden heads*value"),
+    "attn_kv_a_mqa": TensorRule("self_attn.kv_a_proj_with_mqa", "latent hidden"),
+    "attn_kv_a_norm": TensorRule("self_attn.kv_a_layernorm", "kv_lora"),
+    "attn_output": TensorRule("self_attn.o_proj", "hidden heads*value"),
 }
 LATENT_QUERIES = {
-    "attn_q_a": Part("self_attn.q_a_proj", "q_lora hidden"),
-    "attn_q_a_norm": Part("self_attn.q_a_layernorm", "q_lora"),
-    "attn_q_b": Part("self_attn.q_b_proj", "heads*query q_lora"),
+    "attn_q_a": TensorRule("self_attn.q_a_proj", "q_lora hidden"),
+    "attn_q_a_norm": TensorRule("self_attn.q_a_layernorm", "q_lora"),
+    "attn_q_b": TensorRule("self_attn.q_b_proj", "heads*query q_lora"),
 }
 INDEXER = {
-    "indexer.attn_q_b.weight": Part("self_attn.indexer.wq_b", "index_heads*index q_lora"),
-    "indexer.attn_k.weight": Part("self_attn.indexer.wk", "index hidden"),
-    "indexer.proj.weight": Part("self_attn.indexer.weights_proj", "index_heads hidden"),
-    "indexer.k_norm.weight": Part("self_attn.indexer.k_norm", "index"),
-    "indexer.k_norm.bias": Part("self_attn.indexer.k_norm", "index", "bias"),
+    "indexer.attn_q_b.weight": TensorRule("self_attn.indexer.wq_b", "index_heads*index q_lora"),
+    "indexer.attn_k.weight": TensorRule("self_attn.indexer.wk", "index hidden"),
+    "indexer.proj.weight": TensorRule("self_attn.indexer.weights_proj", "index_heads hidden"),
+    "indexer.k_norm.weight": TensorRule("self_attn.indexer.k_norm", "index"),
+    "indexer.k_norm.bias": TensorRule("self_attn.indexer.k_norm", "index", "bias"),
 }
 LATENT_HEADS = {
-    "attn_k_b": Part("self_attn.embed_q", "heads kv_lora nope"),
-    "attn_v_b": Part("self_attn.unembed_out", "heads value kv_lora"),
+    "attn_k_b": TensorRule("self_attn.embed_q", "heads kv_lora nope"),
+    "attn_v_b": TensorRule("self_attn.unembed_out", "heads value kv_lora"),
 }
 
 
 def tables(
     norm: str = "model.norm", embedding: str = "model.embed_tokens", head: str | None = "lm_head"
-) -> dict[str, Part]:
+) -> dict[str, TensorRule]:
     """Return the tensors outside layers that most models have. head: None if the embeddings are the output matrix."""
-    both = {"token_embd": Part(embedding, "vocab hidden"), "output_norm": Part(norm, "hidden")}
-    return both if head is None else {**both, "output": Part(head, "vocab hidden", optional=True)}
+    both = {"token_embd": TensorRule(embedding, "vocab hidden"), "output_norm": TensorRule(norm, "hidden")}
+    return both if head is None else {**both, "output": TensorRule(head, "vocab hidden", optional=True)}
 
 
-def equal_layers(model_class: str, model_type: str, layer: Parts, **more: Any) -> Architecture:
+def equal_layers(model_class: str, model_type: str, layer: TensorRules, **more: Any) -> GGUFArchitecture:
     """Return the row of a model with equal layers, whose class knows every kind of scaled RoPE. more: its fields."""
-    return Architecture(
+    return GGUFArchitecture(
         model_class, model_type, {"layer": layer}, more.pop("tables", tables()),
         constants={"hidden_act": "silu", **more.pop("constants", {})}, scales_rope=True,
         config_tensors=(ROPE_FACTORS, ROPE_LONG, ROPE_SHORT), half=more.pop("half", "float16"), **more,

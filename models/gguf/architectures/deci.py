@@ -8,7 +8,7 @@ the matrix in place of attention.
 from dataclasses import replace
 from functools import partial
 
-from headrace.models.gguf.architecture import Architecture, Config, Contents, Entries, Part, Parts
+from headrace.models.gguf.architecture import Config, Contents, Entries, GGUFArchitecture, TensorRule, TensorRules
 from headrace.models.gguf.architectures.blocks import NORMS, attention, mlp, tables
 from headrace.models.gguf.keys import WIDTH, layers_of
 from headrace.models.gguf.metadata import Metadata
@@ -99,10 +99,10 @@ def _group_names(config: Config) -> list[tuple[str, ...]]:
     return layers
 
 
-class _Groups(dict[str, Parts]):
+class _DeciGroups(dict[str, TensorRules]):
     """Tensors of a group by its name. A group of a size is made when it is looked up."""
 
-    def __missing__(self, name: str) -> Parts:
+    def __missing__(self, name: str) -> TensorRules:
         kind, _, size = name.partition(" ")
         if kind == "mlp":
             return {"ffn_norm": NORMS["ffn_norm"], **mlp(inner=size)}
@@ -118,12 +118,12 @@ def _permuted_keys(kv_heads: int, config: Config) -> Order:
     return interleaved(kv_heads, config["head_dim"])
 
 
-_LINEAR = {"attn_norm": NORMS["attn_norm"], "attn_output": Part("self_attn.linear", "hidden hidden")}
+_LINEAR = {"attn_norm": NORMS["attn_norm"], "attn_output": TensorRule("self_attn.linear", "hidden hidden")}
 ROWS = {
-    "deci": Architecture(
+    "deci": GGUFArchitecture(
         model_class="DeciLMForCausalLM",
         model_type="nemotron-nas",
-        groups=_Groups(linear=_LINEAR),
+        groups=_DeciGroups(linear=_LINEAR),
         tables=tables(),
         keys=(),
         entries=_block_configs,

@@ -13,7 +13,15 @@ from functools import partial
 import numpy as np
 
 from headrace.models.architectures.ling import delta_layers
-from headrace.models.gguf.architecture import Architecture, Config, Contents, DraftLayer, Entries, Part, Parts
+from headrace.models.gguf.architecture import (
+    Config,
+    Contents,
+    DraftLayer,
+    Entries,
+    GGUFArchitecture,
+    TensorRule,
+    TensorRules,
+)
 from headrace.models.gguf.architectures.blocks import (
     LATENT_HEADS,
     LATENT_QUERIES,
@@ -119,26 +127,26 @@ def _joined_scalars(part: int, config: Config) -> Order:
     return rows[:, part].reshape(-1)
 
 
-def _delta(*, tiled: bool = False) -> dict[str, Part]:
+def _delta(*, tiled: bool = False) -> dict[str, TensorRule]:
     """Return the tensors of a delta network. tiled: heads of values are stored tiled."""
     heads, rows, mixed = (_tiled_heads, _tiled_rows, _tiled_channels) if tiled else (None, None, None)
     return {
-        "attn_qkv": Part(f"{_DELTA}.in_proj_qkv", "mixed hidden", rows=mixed),
-        "attn_gate": Part(f"{_DELTA}.in_proj_z", "value_rows hidden", rows=rows),
-        "ssm_beta": Part(f"{_DELTA}.in_proj_b", "values hidden", rows=heads),
-        "ssm_alpha": Part(f"{_DELTA}.in_proj_a", "values hidden", rows=heads),
-        "ssm_conv1d": Part(f"{_DELTA}.conv1d", "mixed kernel", rows=mixed, stored="mixed kernel 1", plain=True),
-        "ssm_dt.bias": Part(_DELTA, "values", "dt_bias", rows=heads),
-        "ssm_a.": Part(_DELTA, "values", "A_log", rows=heads, values="log_negative"),
-        "ssm_norm": Part(f"{_DELTA}.norm", "value"),
-        "ssm_out": Part(f"{_DELTA}.out_proj", "hidden value_rows", columns=heads),
+        "attn_qkv": TensorRule(f"{_DELTA}.in_proj_qkv", "mixed hidden", rows=mixed),
+        "attn_gate": TensorRule(f"{_DELTA}.in_proj_z", "value_rows hidden", rows=rows),
+        "ssm_beta": TensorRule(f"{_DELTA}.in_proj_b", "values hidden", rows=heads),
+        "ssm_alpha": TensorRule(f"{_DELTA}.in_proj_a", "values hidden", rows=heads),
+        "ssm_conv1d": TensorRule(f"{_DELTA}.conv1d", "mixed kernel", rows=mixed, stored="mixed kernel 1", plain=True),
+        "ssm_dt.bias": TensorRule(_DELTA, "values", "dt_bias", rows=heads),
+        "ssm_a.": TensorRule(_DELTA, "values", "A_log", rows=heads, values="log_negative"),
+        "ssm_norm": TensorRule(f"{_DELTA}.norm", "value"),
+        "ssm_out": TensorRule(f"{_DELTA}.out_proj", "hidden value_rows", columns=heads),
     }
 
 
 # Qwen3-Next: b and a share a tensor, and in some files q, k, v and z do, too.
 _NEXT = _delta()
-_B = Part(f"{_DELTA}.in_proj_b", "2*values hidden", rows=partial(_joined_scalars, 0), source="ssm_ba")
-_A = Part(f"{_DELTA}.in_proj_a", "2*values hidden", rows=partial(_joined_scalars, 1), source="ssm_ba")
+_B = TensorRule(f"{_DELTA}.in_proj_b", "2*values hidden", rows=partial(_joined_scalars, 0), source="ssm_ba")
+_A = TensorRule(f"{_DELTA}.in_proj_a", "2*values hidden", rows=partial(_joined_scalars, 1), source="ssm_ba")
 _APART = {key: part for key, part in _NEXT.items() if key not in ("ssm_beta", "ssm_alpha")}
 _JOINED = {key: part for key, part in _APART.items() if key not in ("attn_qkv", "attn_gate")}
 _REST = {
@@ -147,7 +155,7 @@ _REST = {
     "dense": mlp(),
     "sparse": {
         **experts(), **shared_expert("mlp.shared_expert"),
-        "ffn_gate_inp_shexp": Part("mlp.shared_expert_gate", "hidden", stored="1 hidden", plain=True),
+        "ffn_gate_inp_shexp": TensorRule("mlp.shared_expert_gate", "hidden", stored="1 hidden", plain=True),
     },
 }  # fmt: skip
 _KEYS = (
@@ -155,7 +163,7 @@ _KEYS = (
     "linear_conv_kernel_dim", "full_attention_interval",
 )  # fmt: skip
 _CONSTANTS = {"hidden_act": "silu", "attention_bias": False, "attn_output_gate": True}
-_QWEN35 = Architecture(
+_QWEN35 = GGUFArchitecture(
     "Qwen3_5ForConditionalGeneration", "qwen3_5_text",
     {**_REST, "linear_attention": _delta(tiled=True)}, tables(), keys=_KEYS, constants=_CONSTANTS,
     entries=_qwen35, sizes=_sizes, wrapped="qwen3_5", unread=SECTIONS,
@@ -211,10 +219,10 @@ def _kimi_sizes(config: Config) -> dict[str, int]:
 _SELF = "self_attn"  # module of attention and delta networks in the class of Kimi Linear
 
 
-def _taps(name: str) -> Part:
+def _taps(name: str) -> TensorRule:
     """Return the convolution of q, k or v, which files store with further axes of one."""
     stored = "heads*state kernel 1"
-    return Part(f"{_SELF}.{name}_conv.conv", "1 heads*state 1 kernel", stored=stored, plain=True)
+    return TensorRule(f"{_SELF}.{name}_conv.conv", "1 heads*state 1 kernel", stored=stored, plain=True)
 
 
 def _ling3(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
@@ -250,36 +258,37 @@ def _ling3_sizes(config: Config) -> dict[str, int]:
 _LING = "attention"  # module of attention and delta networks in its class
 
 
-def _at_ling(parts: Parts) -> dict[str, Part]:
+def _at_ling(parts: TensorRules) -> dict[str, TensorRule]:
     """Return parts of other classes with the module's name in this class."""
     return {key: replace(part, module=part.module.replace(_SELF, _LING)) for key, part in parts.items()}
 
 
-_LING3 = Architecture(
+_LING3 = GGUFArchitecture(
     "BailingMoeV3ForCausalLM", "bailing_moe_v3",
     {
         "norms": NORMS,
         "delta": {
-            **{f"attn_{name}": Part(f"{_LING}.{name}_proj", "heads*state hidden") for name in "qkv"},
+            **{f"attn_{name}": TensorRule(f"{_LING}.{name}_proj", "heads*state hidden") for name in "qkv"},
             **{
                 f"ssm_conv1d_{name}": replace(_taps(name), module=f"{_LING}.{name}_conv1d") for name in "qkv"
             },
-            **{f"ssm_{name}_a": Part(f"{_LING}.{name}_proj", "heads*state hidden") for name in "fg"},
-            "ssm_beta": Part(f"{_LING}.b_proj", "heads hidden"),
-            "ssm_a.": Part(_LING, "heads 1", "A_log", values="log", stored="heads", plain=True),
-            "ssm_dt.bias": Part(_LING, "heads*state", "dt_bias"),
-            "ssm_norm": Part(f"{_LING}.o_norm", "state"),
-            "attn_output": Part(f"{_LING}.o_proj", "hidden heads*state"),
+            **{f"ssm_{name}_a": TensorRule(f"{_LING}.{name}_proj", "heads*state hidden") for name in "fg"},
+            "ssm_beta": TensorRule(f"{_LING}.b_proj", "heads hidden"),
+            "ssm_a.": TensorRule(_LING, "heads 1", "A_log", values="log", stored="heads", plain=True),
+            "ssm_dt.bias": TensorRule(_LING, "heads*state", "dt_bias"),
+            "ssm_norm": TensorRule(f"{_LING}.o_norm", "state"),
+            "attn_output": TensorRule(f"{_LING}.o_proj", "hidden heads*state"),
         },
         "attention": {
-            **_at_ling({**LATENTS, **LATENT_HEADS}), "attn_gate": Part(f"{_LING}.g_proj", "heads hidden"),
-            "attn_output": Part(f"{_LING}.dense", "hidden heads*value"),
+            **_at_ling({**LATENTS, **LATENT_HEADS}), "attn_gate": TensorRule(f"{_LING}.g_proj", "heads hidden"),
+            "attn_output": TensorRule(f"{_LING}.dense", "hidden heads*value"),
         },
-        "q": {"attn_q": Part(f"{_LING}.q_proj", "heads*query hidden")},
+        "q": {"attn_q": TensorRule(f"{_LING}.q_proj", "heads*query hidden")},
         "q_lora": _at_ling(LATENT_QUERIES),
         "dense": mlp(),
         "sparse": {
-            **experts(plain=True), **shared_expert(), "exp_probs_b.bias": Part("mlp.gate", "experts", "expert_bias"),
+            **experts(plain=True), **shared_expert(),
+            "exp_probs_b.bias": TensorRule("mlp.gate", "experts", "expert_bias"),
         },
     },
     tables(embedding="model.word_embeddings"),
@@ -301,31 +310,33 @@ ROWS = {
             **_REST, "linear_attention": {**_APART, "b": _B, "a": _A},
             "joined_delta": {
                 **_JOINED, "b": _B, "a": _A,
-                "qkv": Part(f"{_DELTA}.in_proj_qkv", "all hidden", rows=_joined_channels, source="ssm_in"),
-                "z": Part(f"{_DELTA}.in_proj_z", "all hidden", rows=_joined_gates, source="ssm_in"),
+                "qkv": TensorRule(f"{_DELTA}.in_proj_qkv", "all hidden", rows=_joined_channels, source="ssm_in"),
+                "z": TensorRule(f"{_DELTA}.in_proj_z", "all hidden", rows=_joined_gates, source="ssm_in"),
             },
         },
     ),
-    "kimi-linear": Architecture(
+    "kimi-linear": GGUFArchitecture(
         "KimiLinearForCausalLM", "kimi_linear",
         {
             "norms": NORMS,
             "delta": {
-                **{f"attn_{name}": Part(f"{_SELF}.{name}_proj", "heads*state hidden") for name in "qkv"},
+                **{f"attn_{name}": TensorRule(f"{_SELF}.{name}_proj", "heads*state hidden") for name in "qkv"},
                 **{f"ssm_conv1d_{name}": _taps(name) for name in "qkv"},
-                **{f"ssm_{name}_a": Part(f"{_SELF}.{name}_a_proj", "state hidden") for name in "fg"},
-                **{f"ssm_{name}_b": Part(f"{_SELF}.{name}_b_proj", "heads*state state") for name in "fg"},
-                "ssm_beta": Part(f"{_SELF}.b_proj", "heads hidden"),
-                "ssm_a.": Part(_SELF, "1 1 heads 1", "A_log", values="log_negative", stored="1 1 heads 1", plain=True),
-                "ssm_dt.bias": Part(_SELF, "heads*state", "dt_bias"),
-                "ssm_norm": Part(f"{_SELF}.o_norm", "state"),
-                "attn_output": Part(f"{_SELF}.o_proj", "hidden heads*state"),
+                **{f"ssm_{name}_a": TensorRule(f"{_SELF}.{name}_a_proj", "state hidden") for name in "fg"},
+                **{f"ssm_{name}_b": TensorRule(f"{_SELF}.{name}_b_proj", "heads*state state") for name in "fg"},
+                "ssm_beta": TensorRule(f"{_SELF}.b_proj", "heads hidden"),
+                "ssm_a.": TensorRule(
+                    _SELF, "1 1 heads 1", "A_log", values="log_negative", stored="1 1 heads 1", plain=True,
+                ),
+                "ssm_dt.bias": TensorRule(_SELF, "heads*state", "dt_bias"),
+                "ssm_norm": TensorRule(f"{_SELF}.o_norm", "state"),
+                "attn_output": TensorRule(f"{_SELF}.o_proj", "hidden heads*state"),
             },
-            "attention": {"attn_q": Part(f"{_SELF}.q_proj", "heads*query hidden"), **LATENTS, **LATENT_HEADS},
+            "attention": {"attn_q": TensorRule(f"{_SELF}.q_proj", "heads*query hidden"), **LATENTS, **LATENT_HEADS},
             "dense": mlp(),
             "sparse": {
                 **experts(), **shared_expert(optional=True),
-                "exp_probs_b.bias": Part("mlp", "experts", "e_score_correction_bias"),
+                "exp_probs_b.bias": TensorRule("mlp", "experts", "e_score_correction_bias"),
             },
         },
         tables(),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from headrace.models.gguf.architecture import Architecture, Config, Contents, Entries, Part, Vector
+from headrace.models.gguf.architecture import Config, Contents, Entries, GGUFArchitecture, TensorRule, Vector
 from headrace.models.gguf.architectures.blocks import (
     FUSED_MLP,
     LATENT_QUERIES,
@@ -36,7 +36,7 @@ _BAICHUAN_ALIBI = 40  # layers of the size with ALiBi, by which llama.cpp knows 
 
 _ATTN_NORM = {"attn_norm": NORMS["attn_norm"]}
 _POST_NORM = {"post_attention_norm": POST_NORMS["post_attention_norm"]}
-_POST_FFW_NORM = {"post_ffw_norm": Part("post_feedforward_layernorm", "hidden")}
+_POST_FFW_NORM = {"post_ffw_norm": TensorRule("post_feedforward_layernorm", "hidden")}
 PLAIN = {**NORMS, **attention(), **mlp()}
 PERMUTED = {**NORMS, **attention(permuted=True), **mlp()}
 # Biases of llama.cpp's `llama`, which the file has or not.
@@ -203,7 +203,7 @@ _GRANITE = equal_layers(
 _QWEN2 = equal_layers("Qwen2ForCausalLM", "qwen2", PLAIN, constants={"attention_bias": True})
 _QWEN3 = equal_layers("Qwen3ForCausalLM", "qwen3", {**PLAIN, **head_norms()}, constants={"attention_bias": False})
 
-ROWS: dict[str, Architecture] = {
+ROWS: dict[str, GGUFArchitecture] = {
     "llama": _LLAMA,
     "internlm2": _LLAMA,
     "exaone": equal_layers("LlamaForCausalLM", "llama", PLAIN, by_tensor=LLAMA_BIASES),
@@ -213,14 +213,17 @@ ROWS: dict[str, Architecture] = {
     ),
     "granite": _GRANITE,
     "granite_swa": equal_layers(
-        "GraniteSWAForCausalLM", "granite_swa", {**PERMUTED, "attn_sinks": Part("self_attn", "heads", "sinks")},
+        "GraniteSWAForCausalLM", "granite_swa", {**PERMUTED, "attn_sinks": TensorRule("self_attn", "heads", "sinks")},
         keys=("intermediate_size", "sliding_window", *GRANITE_KEYS), by_tensor=LLAMA_BIASES, entries=_granite_swa,
         whole_heads=True,
     ),
     "minicpm": _GRANITE,  # the same layers
     "minicpm3": equal_layers(
         "MiniCPM3ForCausalLM", "minicpm3",
-        {**NORMS, **LATENTS, **LATENT_QUERIES, "attn_kv_b": Part("self_attn.kv_b_proj", "heads*both kv_lora"), **mlp()},
+        {
+            **NORMS, **LATENTS, **LATENT_QUERIES,
+            "attn_kv_b": TensorRule("self_attn.kv_b_proj", "heads*both kv_lora"), **mlp(),
+        },
         keys=("intermediate_size", "q_lora_rank", "kv_lora_rank"), entries=_minicpm3, rotates_part=True,
         half="bfloat16",
         constants={"attention_bias": False, "dim_model_base": 256, "scale_depth": 1.4, "scale_emb": 12},
@@ -228,24 +231,24 @@ ROWS: dict[str, Architecture] = {
     "nanbeige": equal_layers(
         "NanbeigeForCausalLM", "nanbeige", PERMUTED, constants=_NO_BIASES, entries=_nanbeige, half="bfloat16",
     ),
-    "muse-glimmer": Architecture(
+    "muse-glimmer": GGUFArchitecture(
         "MuseGlimmerForCausalLM", "muse_glimmer",
         {
             "layer": {
                 **minus_one(SANDWICH_NORMS), **attention(permuted=True), **mlp(),
-                "attn_gate": Part("self_attn.gate_proj", "heads*head hidden"),
+                "attn_gate": TensorRule("self_attn.gate_proj", "heads*head hidden"),
             },
         },
         tables(), entries=_muse, window_period=4, ignored=("attn_q_norm.weight", "attn_k_norm.weight"),
         config_tensors=(_QUERY_NORM, _KEY_NORM), constants={"post_norm_eps": 1e-8, "hidden_activation": "silu"},
     ),
-    "spark2_5": Architecture(
+    "spark2_5": GGUFArchitecture(
         "Spark2_5ForCausalLM", "spark2_5",
         {
             "layer": {
-                **NORMS, **mlp(), "attn_qkv": Part("self_attn.q_k_v_proj", "qkv hidden"),
-                "attn_gate": Part("self_attn.g_proj", "heads hidden", plain=True),
-                "attn_output": Part("self_attn.out_proj", "hidden heads*head"),
+                **NORMS, **mlp(), "attn_qkv": TensorRule("self_attn.q_k_v_proj", "qkv hidden"),
+                "attn_gate": TensorRule("self_attn.g_proj", "heads hidden", plain=True),
+                "attn_output": TensorRule("self_attn.out_proj", "hidden heads*head"),
             },
         },
         tables(embedding="model.embedding"), entries=_spark, rotates_part=True, window_period=4,
@@ -256,8 +259,8 @@ ROWS: dict[str, Architecture] = {
     "phi3": equal_layers(
         "Phi3ForCausalLM", "phi3",
         {
-            **NORMS, "attn_qkv": Part("self_attn.qkv_proj", "qkv hidden"), "attn_output": attention()["attn_output"],
-            **FUSED_MLP,
+            **NORMS, "attn_qkv": TensorRule("self_attn.qkv_proj", "qkv hidden"),
+            "attn_output": attention()["attn_output"], **FUSED_MLP,
         },
         constants={"attention_bias": False}, entries=_phi3, rotates_part=True, whole_heads=True,
     ),
@@ -292,8 +295,8 @@ ROWS: dict[str, Architecture] = {
     "glm4": equal_layers(
         "Glm4ForCausalLM", "glm4",
         {
-            **NORMS, **attention(), "post_attention_norm": Part("post_self_attn_layernorm", "hidden"),
-            **FUSED_MLP, "post_ffw_norm": Part("post_mlp_layernorm", "hidden"),
+            **NORMS, **attention(), "post_attention_norm": TensorRule("post_self_attn_layernorm", "hidden"),
+            **FUSED_MLP, "post_ffw_norm": TensorRule("post_mlp_layernorm", "hidden"),
         },
         by_tensor={"attention_bias": "attn_q.bias"}, rotates_part=True,
     ),
@@ -310,17 +313,18 @@ ROWS: dict[str, Architecture] = {
         "HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense",
         {
             **PERMUTED,
-            "attn_q_norm": Part("self_attn.query_layernorm", "head", rows=_permuted_head),
-            "attn_k_norm": Part("self_attn.key_layernorm", "head", rows=_permuted_head),
+            "attn_q_norm": TensorRule("self_attn.query_layernorm", "head", rows=_permuted_head),
+            "attn_k_norm": TensorRule("self_attn.key_layernorm", "head", rows=_permuted_head),
         },
         constants={"attention_bias": False, "use_qk_norm": True},
     ),
     "ernie4_5": equal_layers("Ernie4_5ForCausalLM", "ernie4_5", PLAIN, constants={"use_bias": False}),
-    "apertus": Architecture(
+    "apertus": GGUFArchitecture(
         "ApertusForCausalLM", "apertus",
         {
             "layer": {
-                "attn_norm": Part("attention_layernorm", "hidden"), "ffn_norm": Part("feedforward_layernorm", "hidden"),
+                "attn_norm": TensorRule("attention_layernorm", "hidden"),
+                "ffn_norm": TensorRule("feedforward_layernorm", "hidden"),
                 **attention(), **head_norms(), **ungated_mlp(),
             },
         },
@@ -329,7 +333,7 @@ ROWS: dict[str, Architecture] = {
             **_NO_BIASES, "rope_scaling": None, "post_norm": False, "qk_norm": True, "hidden_act": "xielu",
         },
     ),
-    "arcee": Architecture(
+    "arcee": GGUFArchitecture(
         "ArceeForCausalLM", "arcee", {"layer": {**NORMS, **attention(permuted=True), **ungated_mlp()}}, tables(),
         scales_rope=True, config_tensors=(ROPE_FACTORS,),
         constants={**_NO_BIASES, "rope_scaling": None, "hidden_act": "relu2"},

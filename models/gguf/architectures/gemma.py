@@ -8,7 +8,7 @@ beside attention; the file states the sparsity of activations in standard deviat
 
 import math
 
-from headrace.models.gguf.architecture import Architecture, Config, Contents, Entries, Part
+from headrace.models.gguf.architecture import Config, Contents, Entries, GGUFArchitecture, TensorRule
 from headrace.models.gguf.architectures.blocks import (
     NORMS,
     SANDWICH_NORMS,
@@ -170,37 +170,37 @@ def _gemma4_sizes(config: Config) -> dict[str, int]:
     return _sizes(config) | full
 
 
-def _attention(full: str) -> dict[str, dict[str, Part]]:
+def _attention(full: str) -> dict[str, dict[str, TensorRule]]:
     """Return the groups of one kind of attention. full: prefix of its sizes, "full_" or "" for sliding layers."""
     name = "full" if full else "sliding"
     kv = f"{full}kv_heads*{full}head"
     return {
         name: {
-            "attn_q": Part("self_attn.q_proj", f"heads*{full}head hidden"),
-            "attn_output": Part("self_attn.o_proj", f"hidden heads*{full}head"),
-            "attn_q_norm": Part("self_attn.q_norm", f"{full}head"),
+            "attn_q": TensorRule("self_attn.q_proj", f"heads*{full}head hidden"),
+            "attn_output": TensorRule("self_attn.o_proj", f"hidden heads*{full}head"),
+            "attn_q_norm": TensorRule("self_attn.q_norm", f"{full}head"),
         },
         f"{name}_k": {
-            "attn_k": Part("self_attn.k_proj", f"{kv} hidden"),
-            "attn_k_norm": Part("self_attn.k_norm", f"{full}head"),
+            "attn_k": TensorRule("self_attn.k_proj", f"{kv} hidden"),
+            "attn_k_norm": TensorRule("self_attn.k_norm", f"{full}head"),
         },
-        f"{name}_v": {"attn_v": Part("self_attn.v_proj", f"{kv} hidden")},
+        f"{name}_v": {"attn_v": TensorRule("self_attn.v_proj", f"{kv} hidden")},
     }
 
 
-def _input_tables(at: str, *, optional: bool) -> dict[str, Part]:
+def _input_tables(at: str, *, optional: bool) -> dict[str, TensorRule]:
     """Return the tensors outside layers of inputs per layer."""
     return {
-        "per_layer_token_embd": Part(f"{at}.embed_tokens_per_layer", "input_vocab all_inputs", optional=optional),
-        "per_layer_model_proj": Part(f"{at}.per_layer_model_projection", "all_inputs hidden", optional=optional),
-        "per_layer_proj_norm": Part(f"{at}.per_layer_projection_norm", "inputs", optional=optional),
+        "per_layer_token_embd": TensorRule(f"{at}.embed_tokens_per_layer", "input_vocab all_inputs", optional=optional),
+        "per_layer_model_proj": TensorRule(f"{at}.per_layer_model_projection", "all_inputs hidden", optional=optional),
+        "per_layer_proj_norm": TensorRule(f"{at}.per_layer_projection_norm", "inputs", optional=optional),
     }
 
 
 _INPUTS = {
-    "inp_gate": Part("per_layer_input_gate", "inputs hidden"),
-    "proj": Part("per_layer_projection", "hidden inputs"),
-    "post_norm": Part("post_per_layer_input_norm", "hidden"),
+    "inp_gate": TensorRule("per_layer_input_gate", "inputs hidden"),
+    "proj": TensorRule("per_layer_projection", "hidden inputs"),
+    "post_norm": TensorRule("post_per_layer_input_norm", "hidden"),
 }
 
 _CLIP = 120.0  # of the coefficients of updates, which the file does not state
@@ -239,10 +239,10 @@ def _gemma3n_sizes(config: Config) -> dict[str, int]:
 _MODEL = "model.language_model"
 
 
-def _projections(module: str, source: str) -> dict[str, Part]:
+def _projections(module: str, source: str) -> dict[str, TensorRule]:
     """Return the matrices of a stack, one for each stream but the first."""
     return {
-        f"{source}_{i}": Part(f"{_MODEL}.{module}.{i}", "others hidden hidden", source=source, index=i)
+        f"{source}_{i}": TensorRule(f"{_MODEL}.{module}.{i}", "others hidden hidden", source=source, index=i)
         for i in range(_STREAMS - 1)
     }
 
@@ -250,7 +250,7 @@ def _projections(module: str, source: str) -> dict[str, Part]:
 _HALF = "bfloat16"  # activations overflow float16
 _GELU = {"attention_bias": False, "hidden_act": "gelu_pytorch_tanh"}
 _TIED = minus_one(tables(head=None))
-ROWS: dict[str, Architecture] = {
+ROWS: dict[str, GGUFArchitecture] = {
     "gemma": equal_layers(
         "GemmaForCausalLM", "gemma", minus_one({**NORMS, **attention(), **mlp()}), tables=_TIED, constants=_GELU,
         half=_HALF,
@@ -266,18 +266,18 @@ ROWS: dict[str, Architecture] = {
         keys=("intermediate_size", "sliding_window", "rope_local_base_freq"), constants=_GELU, half=_HALF,
         entries=_gemma3,
     ),
-    "gemma4": Architecture(
+    "gemma4": GGUFArchitecture(
         "Gemma4ForCausalLM", "gemma4_text",
         {
-            "norms": {**SANDWICH_NORMS, "layer_output_scale": Part("", "1", "layer_scalar", optional=True)},
+            "norms": {**SANDWICH_NORMS, "layer_output_scale": TensorRule("", "1", "layer_scalar", optional=True)},
             **_attention(""), **_attention("full_"), "mlp": mlp(), "wide": mlp(inner="2*inner"), "inputs": _INPUTS,
             "experts": {
                 **experts("router.proj", "experts.switch_glu"),
-                "ffn_gate_inp.scale": Part("router", "hidden", "scale"),
-                "ffn_down_exps.scale": Part("router", "experts", "per_expert_scale"),
-                "pre_ffw_norm_2": Part("pre_feedforward_layernorm_2", "hidden"),
-                "post_ffw_norm_1": Part("post_feedforward_layernorm_1", "hidden"),
-                "post_ffw_norm_2": Part("post_feedforward_layernorm_2", "hidden"),
+                "ffn_gate_inp.scale": TensorRule("router", "hidden", "scale"),
+                "ffn_down_exps.scale": TensorRule("router", "experts", "per_expert_scale"),
+                "pre_ffw_norm_2": TensorRule("pre_feedforward_layernorm_2", "hidden"),
+                "post_ffw_norm_1": TensorRule("post_feedforward_layernorm_1", "hidden"),
+                "post_ffw_norm_2": TensorRule("post_feedforward_layernorm_2", "hidden"),
             },
         },
         {**tables(), **_input_tables("model", optional=True)}, keys=("sliding_window",), entries=_gemma4,
@@ -285,19 +285,19 @@ ROWS: dict[str, Architecture] = {
         sizes=_gemma4_sizes, ignored=("attn_k.weight", "attn_v.weight", "attn_k_norm.weight"),
         config_tensors=(ROPE_FACTORS,),
     ),
-    "gemma3n": Architecture(
+    "gemma3n": GGUFArchitecture(
         "Gemma3nForCausalLM", "gemma3n_text",
         {
             "layer": {
                 **SANDWICH_NORMS, **attention(), **head_norms(), **mlp(), **_INPUTS,
-                "altup_correct_coef": Part("altup.correction_coefs", "streams streams"),
-                "altup_correct_scale": Part("altup", "hidden", "correct_output_scale"),
-                "altup_predict_coef": Part("altup.prediction_coefs", "streams*streams streams"),
-                "altup_router": Part("altup.modality_router", "streams hidden"),
-                "altup_router_norm": Part("altup.router_norm", "hidden"),
-                "laurel_l": Part("laurel.linear_left", "rank hidden"),
-                "laurel_r": Part("laurel.linear_right", "hidden rank"),
-                "laurel_post_norm": Part("laurel.post_laurel_norm", "hidden"),
+                "altup_correct_coef": TensorRule("altup.correction_coefs", "streams streams"),
+                "altup_correct_scale": TensorRule("altup", "hidden", "correct_output_scale"),
+                "altup_predict_coef": TensorRule("altup.prediction_coefs", "streams*streams streams"),
+                "altup_router": TensorRule("altup.modality_router", "streams hidden"),
+                "altup_router_norm": TensorRule("altup.router_norm", "hidden"),
+                "laurel_l": TensorRule("laurel.linear_left", "rank hidden"),
+                "laurel_r": TensorRule("laurel.linear_right", "hidden rank"),
+                "laurel_post_norm": TensorRule("laurel.post_laurel_norm", "hidden"),
             },
         },
         {

@@ -4,7 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from headrace.models.gguf.architecture import Architecture, Config, Contents, Entries, Part, Parts, Vector
+from headrace.models.gguf.architecture import (
+    Config,
+    Contents,
+    Entries,
+    GGUFArchitecture,
+    TensorRule,
+    TensorRules,
+    Vector,
+)
 from headrace.models.gguf.architectures.blocks import NORMS, attention, biases, minus_one, mlp, tables, ungated_mlp
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.target import Order
@@ -27,15 +35,15 @@ def _stablelm_kinds(config: Config) -> list[tuple[str, ...]]:
     return [("layer", *norms)] * config["num_hidden_layers"]
 
 
-class _StablelmGroups(dict[str, Parts]):
+class _StablelmGroups(dict[str, TensorRules]):
     """Tensors of a layer. "norms q heads 32": of 32 heads of queries, which have a module each in the class."""
 
-    def __missing__(self, kind: str) -> Parts:
+    def __missing__(self, kind: str) -> TensorRules:
         _, letter, heads, count = kind.split()
         source = f"attn_{letter}_norm"
         module = f"self_attn.{letter}_layernorm.norms"
         return {
-            f"{source}_{head}": Part(f"{module}.{head}", f"{heads} head", plain=True, source=source, index=head)
+            f"{source}_{head}": TensorRule(f"{module}.{head}", f"{heads} head", plain=True, source=source, index=head)
             for head in range(int(count))
         }
 
@@ -92,13 +100,13 @@ def _starcoder(_metadata: Metadata, _file: Contents, config: Config) -> Entries:
     }  # fmt: skip
 
 
-def _gpt2_layers(qkv: str) -> dict[str, dict[str, Part]]:
+def _gpt2_layers(qkv: str) -> dict[str, dict[str, TensorRule]]:
     """Return the tensors of GPT-2's layers. qkv: shape of the joint projection."""
     return {
         "layer": biases({
-            "attn_norm": Part("ln_1", "hidden"), "ffn_norm": Part("ln_2", "hidden"),
+            "attn_norm": TensorRule("ln_1", "hidden"), "ffn_norm": TensorRule("ln_2", "hidden"),
             **ungated_mlp("mlp.c_fc", "mlp.c_proj"),
-            "attn_qkv": Part("attn.c_attn", qkv), "attn_output": Part("attn.c_proj", "hidden hidden"),
+            "attn_qkv": TensorRule("attn.c_attn", qkv), "attn_output": TensorRule("attn.c_proj", "hidden hidden"),
         }),
     }  # fmt: skip
 
@@ -143,40 +151,40 @@ def _by_kv_head(config: Config) -> Order:
 
 
 # The layers of StableLM, one half after the other
-_SEQUENTIAL = Architecture(
+_SEQUENTIAL = GGUFArchitecture(
     "StableLmForCausalLM", "stablelm", {"layer": {**biases(NORMS), **mlp(), **attention()}}, tables() | _FINAL_BIAS,
     epsilon="layer_norm_eps", whole_heads=True, untied=True,
     constants={
         "qk_layernorm": False, "use_qkv_bias": False, "use_parallel_residual": False, "partial_rotary_factor": 1.0,
     },
 )  # fmt: skip
-_NEMOTRON = Architecture(
+_NEMOTRON = GGUFArchitecture(
     "NemotronForCausalLM", "nemotron", {"layer": {**biases(minus_one(NORMS)), **attention(), **ungated_mlp()}},
     minus_one(tables()) | _FINAL_BIAS, epsilon="norm_eps", rotates_part=True, scales_rope=True,
     constants={"hidden_act": "relu2", "attention_bias": False, "mlp_bias": False}, entries=_nemotron,
 )  # fmt: skip
-_STARCODER2 = Architecture(
+_STARCODER2 = GGUFArchitecture(
     "Starcoder2ForCausalLM", "starcoder2",
     {"layer": {**biases({**NORMS, **ungated_mlp("mlp.c_fc", "mlp.c_proj")}), **attention()}},
     tables() | _FINAL_BIAS, epsilon="norm_epsilon", whole_heads=True,
     constants={"use_bias": True, "hidden_act": "gelu_pytorch_tanh"},
 )  # fmt: skip
 
-ROWS: dict[str, Architecture] = {
-    "command-r": Architecture(
+ROWS: dict[str, GGUFArchitecture] = {
+    "command-r": GGUFArchitecture(
         "CohereForCausalLM", "cohere",
         {
             "layer": {
                 **_ATTN_NORM, **attention(), **mlp(),
-                "attn_q_norm": Part("self_attn.q_norm", "heads head", plain=True, optional=True),
-                "attn_k_norm": Part("self_attn.k_norm", "kv_heads head", plain=True, optional=True),
+                "attn_q_norm": TensorRule("self_attn.q_norm", "heads head", plain=True, optional=True),
+                "attn_k_norm": TensorRule("self_attn.k_norm", "kv_heads head", plain=True, optional=True),
             },
         },
         tables(head=None), keys=("intermediate_size", "logit_scale"), epsilon="layer_norm_eps", whole_heads=True,
         constants={"attention_bias": False, "layer_norm_bias": False},
         by_tensor={"use_qk_norm": "attn_q_norm.weight"},
     ),
-    "stablelm": Architecture(
+    "stablelm": GGUFArchitecture(
         "StableLmForCausalLM", "stablelm",
         _StablelmGroups(
             layer={
@@ -198,7 +206,7 @@ ROWS: dict[str, Architecture] = {
     ),
     "starcoder2": _STARCODER2,
     "codeshell": _STARCODER2,
-    "phi2": Architecture(
+    "phi2": GGUFArchitecture(
         "PhiForCausalLM", "phi",
         {
             "layer": {
@@ -209,27 +217,29 @@ ROWS: dict[str, Architecture] = {
         biases(tables("model.final_layernorm"), "output_norm", "output"), epsilon="layer_norm_eps", whole_heads=True,
         rotates_part=True, constants={"tie_word_embeddings": False},
     ),
-    "gptneox": Architecture(
+    "gptneox": GGUFArchitecture(
         "GPTNeoXForCausalLM", "gpt_neox",
         {
             "layer": biases({
                 **NORMS, **ungated_mlp("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
-                "attn_qkv": Part("attention.query_key_value", "3*hidden hidden", rows=_by_head),
-                "attn_output": Part("attention.dense", "hidden hidden"),
+                "attn_qkv": TensorRule("attention.query_key_value", "3*hidden hidden", rows=_by_head),
+                "attn_output": TensorRule("attention.dense", "hidden hidden"),
             }),
         },
         biases(tables("model.final_layer_norm", "model.embed_in", "model.embed_out"), "output_norm"),
         epsilon="layer_norm_eps", whole_heads=True, untied=True, rotates_part=True, layer="model.h.{}", entries=_neox,
     ),
-    "falcon": Architecture(
+    "falcon": GGUFArchitecture(
         "FalconForCausalLM", "falcon",
         {
             "layer": {
                 **ungated_mlp("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
-                "attn_qkv": Part("self_attention.query_key_value", "qkv hidden", rows=_by_kv_head),
-                "attn_output": Part("self_attention.dense", "hidden hidden"),
+                "attn_qkv": TensorRule("self_attention.query_key_value", "qkv hidden", rows=_by_kv_head),
+                "attn_output": TensorRule("self_attention.dense", "hidden hidden"),
             },
-            "two_norms": biases({"attn_norm": Part("ln_mlp", "hidden"), "attn_norm_2": Part("ln_attn", "hidden")}),
+            "two_norms": biases(
+                {"attn_norm": TensorRule("ln_mlp", "hidden"), "attn_norm_2": TensorRule("ln_attn", "hidden")}
+            ),
             "one_norm": biases(_ATTN_NORM),
         },
         biases(tables("transformer.ln_f", "transformer.word_embeddings"), "output_norm"), entries=_falcon,
@@ -237,22 +247,22 @@ ROWS: dict[str, Architecture] = {
         kinds=lambda config: [("layer", "two_norms")] * config["num_hidden_layers"],
         otherwise={"two_norms": ("attn_norm_2", "one_norm")},
     ),
-    "gpt2": Architecture(
+    "gpt2": GGUFArchitecture(
         "GPT2LMHeadModel", "gpt2",
         _gpt2_layers("3*hidden hidden"),
         {
             **biases(tables("model.ln_f", "model.wte", None), "output_norm"),
-            "position_embd": Part("model.wpe", "positions hidden"),
+            "position_embd": TensorRule("model.wpe", "positions hidden"),
         },
         epsilon="layer_norm_epsilon", whole_heads=True, layer="model.h.{}", entries=_gpt2,
         sizes=lambda config: {"positions": config["max_position_embeddings"]},
     ),
-    "starcoder": Architecture(
+    "starcoder": GGUFArchitecture(
         "GPTBigCodeForCausalLM", "gpt_bigcode",
         _gpt2_layers("qkv hidden"),
         {
             **biases(tables("transformer.ln_f", "transformer.wte"), "output_norm"),
-            "position_embd": Part("transformer.wpe", "positions hidden"),
+            "position_embd": TensorRule("transformer.wpe", "positions hidden"),
         },
         epsilon="layer_norm_epsilon", whole_heads=True, layer="transformer.h.{}", entries=_starcoder,
         sizes=lambda config: {"positions": config["max_position_embeddings"]},

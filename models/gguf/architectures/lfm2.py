@@ -1,6 +1,6 @@
 """LFM2, dense or with experts: short convolutions between layers of attention."""
 
-from headrace.models.gguf.architecture import Architecture, Config, Contents, Entries, Part
+from headrace.models.gguf.architecture import Config, Contents, Entries, GGUFArchitecture, TensorRule
 from headrace.models.gguf.architectures.blocks import attention, experts, head_norms, mlp
 from headrace.models.gguf.keys import layers_of
 from headrace.models.gguf.metadata import Metadata
@@ -21,40 +21,40 @@ def _dense(metadata: Metadata, file: Contents, config: Config) -> Entries:
     return _lfm2(metadata, file, config) | sizes
 
 
-def _groups(*mlp_names: str) -> dict[str, dict[str, Part]]:
+def _groups(*mlp_names: str) -> dict[str, dict[str, TensorRule]]:
     """Return the tensors of layers. mlp_names: of the dense feed-forward's projections."""
     return {
-        "layer": {"attn_norm": Part("operator_norm", "hidden"), "ffn_norm": Part("ffn_norm", "hidden")},
+        "layer": {"attn_norm": TensorRule("operator_norm", "hidden"), "ffn_norm": TensorRule("ffn_norm", "hidden")},
         "full_attention": {
             **attention(output="out_proj"), **head_norms("self_attn.q_layernorm", "self_attn.k_layernorm"),
         },
         "conv": {
-            "shortconv.in_proj.weight": Part("conv.in_proj", "3*hidden hidden"),
-            "shortconv.conv.weight": Part("conv.conv", "hidden kernel", stored="hidden kernel 1", plain=True),
-            "shortconv.out_proj.weight": Part("conv.out_proj", "hidden hidden"),
+            "shortconv.in_proj.weight": TensorRule("conv.in_proj", "3*hidden hidden"),
+            "shortconv.conv.weight": TensorRule("conv.conv", "hidden kernel", stored="hidden kernel 1", plain=True),
+            "shortconv.out_proj.weight": TensorRule("conv.out_proj", "hidden hidden"),
         },
         "dense": mlp("feed_forward", *mlp_names),
         "sparse": {
             **experts("feed_forward.gate", "feed_forward.switch_mlp"),
-            "exp_probs_b.bias": Part("feed_forward", "experts", "expert_bias", optional=True),
+            "exp_probs_b.bias": TensorRule("feed_forward", "experts", "expert_bias", optional=True),
         },
     }  # fmt: skip
 
 
 _TABLES = {
-    "token_embd": Part("model.embed_tokens", "vocab hidden"),
-    "token_embd_norm": Part("model.embedding_norm", "hidden"),
+    "token_embd": TensorRule("model.embed_tokens", "vocab hidden"),
+    "token_embd_norm": TensorRule("model.embedding_norm", "hidden"),
 }
 _CONSTANTS = {"conv_bias": False, "tie_word_embeddings": True}
 ROWS = {
-    "lfm2": Architecture(
+    "lfm2": GGUFArchitecture(
         "Lfm2ForCausalLM", "lfm2", _groups("w1", "w3", "w2"), _TABLES, keys=("intermediate_size", "conv_L_cache"),
         constants={
             **_CONSTANTS, "block_auto_adjust_ff_dim": False, "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0,
         },
         entries=_dense, epsilon="norm_eps", head_counts=True,
     ),
-    "lfm2moe": Architecture(
+    "lfm2moe": GGUFArchitecture(
         "Lfm2MoeForCausalLM", "lfm2_moe", _groups(), _TABLES,
         keys=("intermediate_size", "conv_L_cache", "num_dense_layers"),
         experts=("num_experts", "num_experts_per_tok", "moe_intermediate_size"),

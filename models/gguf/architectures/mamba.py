@@ -4,7 +4,7 @@ The files store -exp(A_log), and A, D and norms of Mamba-2 with another axis. At
 no positions, so its interleaved rows of Q and K need no order.
 """
 
-from headrace.models.gguf.architecture import Architecture, Config, Contents, Entries, Part
+from headrace.models.gguf.architecture import Config, Contents, Entries, GGUFArchitecture, TensorRule
 from headrace.models.gguf.architectures.blocks import NORMS, attention, experts, mlp, tables, ungated_mlp
 from headrace.models.gguf.architectures.dense import GRANITE_KEYS
 from headrace.models.gguf.keys import KEYS, WIDTH, check_sigmoid, has_experts, layers_of, mixture
@@ -15,17 +15,17 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 _LONGEST_STEP = 1e30  # steps are not limited
 
 
-def _mixer(at: str, *, norm: bool = True) -> dict[str, Part]:
+def _mixer(at: str, *, norm: bool = True) -> dict[str, TensorRule]:
     """Return the tensors of a Mamba-2 layer. norm: all files have one."""
     return {
-        "ssm_in": Part(f"{at}.in_proj", "all hidden"),
-        "ssm_conv1d": Part(f"{at}.conv1d", "mixed kernel", stored="mixed kernel 1", plain=True),
-        "ssm_conv1d.bias": Part(f"{at}.conv1d", "mixed", "bias", optional=True),
-        "ssm_dt.bias": Part(at, "mamba_heads", "dt_bias"),
-        "ssm_a.": Part(at, "mamba_heads 1", "A_log", values="log_negative", stored="mamba_heads", plain=True),
-        "ssm_d.": Part(at, "mamba_heads 1", "D", stored="mamba_heads", plain=True),
-        "ssm_norm": Part(f"{at}.norm", "groups per_group", stored="states", plain=True, optional=not norm),
-        "ssm_out": Part(f"{at}.out_proj", "hidden states"),
+        "ssm_in": TensorRule(f"{at}.in_proj", "all hidden"),
+        "ssm_conv1d": TensorRule(f"{at}.conv1d", "mixed kernel", stored="mixed kernel 1", plain=True),
+        "ssm_conv1d.bias": TensorRule(f"{at}.conv1d", "mixed", "bias", optional=True),
+        "ssm_dt.bias": TensorRule(at, "mamba_heads", "dt_bias"),
+        "ssm_a.": TensorRule(at, "mamba_heads 1", "A_log", values="log_negative", stored="mamba_heads", plain=True),
+        "ssm_d.": TensorRule(at, "mamba_heads 1", "D", stored="mamba_heads", plain=True),
+        "ssm_norm": TensorRule(f"{at}.norm", "groups per_group", stored="states", plain=True, optional=not norm),
+        "ssm_out": TensorRule(f"{at}.out_proj", "hidden states"),
     }
 
 
@@ -77,14 +77,14 @@ def _granite(metadata: Metadata, _file: Contents, config: Config) -> Entries:
 
 _SHARED = "shared_mlp"
 _SPARSE = "block_sparse_moe"
-_GRANITE_HYBRID = Architecture(
+_GRANITE_HYBRID = GGUFArchitecture(
     "GraniteMoeHybridForCausalLM", "granitemoehybrid",
     {
         "layer": NORMS, "mamba": _mixer("mamba"), "attention": attention(), "dense": mlp(),
         "sparse": {
             **experts(f"{_SPARSE}.router.layer", f"{_SPARSE}.switch_mlp"),
-            "ffn_gate_shexp": Part(f"{_SHARED}.input_linear", "shared hidden", below="ffn_up_shexp"),
-            "ffn_down_shexp": Part(f"{_SHARED}.output_linear", "hidden shared"),
+            "ffn_gate_shexp": TensorRule(f"{_SHARED}.input_linear", "shared hidden", below="ffn_up_shexp"),
+            "ffn_down_shexp": TensorRule(f"{_SHARED}.output_linear", "hidden shared"),
         },
     },
     tables(), keys=(*_KEYS, "attention_multiplier", *GRANITE_KEYS), by_tensor={"mamba_conv_bias": _CONV_BIAS},
@@ -141,27 +141,27 @@ def _nemotron_kinds(config: Config) -> list[tuple[str, ...]]:
 
 
 _MIXER = "mixer"
-_NEMOTRON_GROUPS: dict[str, dict[str, Part]] = {
-    "norms": {"attn_norm": Part("norm", "hidden")},
+_NEMOTRON_GROUPS: dict[str, dict[str, TensorRule]] = {
+    "norms": {"attn_norm": TensorRule("norm", "hidden")},
     "M": _mixer(_MIXER),
     "*": attention(_MIXER),
     "-": ungated_mlp(f"{_MIXER}.up_proj", f"{_MIXER}.down_proj"),
     "E": {
-        "ffn_gate_inp": Part(f"{_MIXER}.gate", "experts hidden", plain=True),
-        "exp_probs_b.bias": Part(f"{_MIXER}.gate", "experts", "e_score_correction_bias"),
-        "ffn_up_exps": Part(f"{_MIXER}.switch_mlp.fc1", "experts width inputs"),
-        "ffn_down_exps": Part(f"{_MIXER}.switch_mlp.fc2", "experts inputs width"),
+        "ffn_gate_inp": TensorRule(f"{_MIXER}.gate", "experts hidden", plain=True),
+        "exp_probs_b.bias": TensorRule(f"{_MIXER}.gate", "experts", "e_score_correction_bias"),
+        "ffn_up_exps": TensorRule(f"{_MIXER}.switch_mlp.fc1", "experts width inputs"),
+        "ffn_down_exps": TensorRule(f"{_MIXER}.switch_mlp.fc2", "experts inputs width"),
     },
     "shared": {
-        "ffn_up_shexp": Part(f"{_MIXER}.shared_experts.up_proj", "shared hidden"),
-        "ffn_down_shexp": Part(f"{_MIXER}.shared_experts.down_proj", "hidden shared"),
+        "ffn_up_shexp": TensorRule(f"{_MIXER}.shared_experts.up_proj", "shared hidden"),
+        "ffn_down_shexp": TensorRule(f"{_MIXER}.shared_experts.down_proj", "hidden shared"),
     },
     "latent": {
-        "ffn_latent_down": Part(f"{_MIXER}.fc1_latent_proj", "latent hidden"),
-        "ffn_latent_up": Part(f"{_MIXER}.fc2_latent_proj", "hidden latent"),
+        "ffn_latent_down": TensorRule(f"{_MIXER}.fc1_latent_proj", "latent hidden"),
+        "ffn_latent_up": TensorRule(f"{_MIXER}.fc2_latent_proj", "hidden latent"),
     },
 }
-_NEMOTRON_H = Architecture(
+_NEMOTRON_H = GGUFArchitecture(
     "NemotronHForCausalLM", "nemotron_h", _NEMOTRON_GROUPS, tables("backbone.norm_f", "backbone.embeddings"),
     keys=("mamba_num_heads", "n_groups", "ssm_state_size", "conv_kernel"), by_tensor={"use_conv_bias": _CONV_BIAS},
     epsilon="layer_norm_epsilon", entries=_nemotron, head_counts=True, layer="backbone.layers.{}",
@@ -183,11 +183,11 @@ def _falcon(metadata: Metadata, _file: Contents, config: Config) -> Entries:
 
 # llama.cpp's converter folds all multipliers into the weights.
 _ONES = ("attention_in", "attention_out", "embedding", "key", "lm_head", "ssm_in", "ssm_out")
-_FALCON_H1 = Architecture(
+_FALCON_H1 = GGUFArchitecture(
     "FalconH1ForCausalLM", "falcon_h1",
     {
         "layer": {
-            "attn_norm": NORMS["attn_norm"], "ffn_norm.": Part("pre_ff_layernorm", "hidden"),
+            "attn_norm": NORMS["attn_norm"], "ffn_norm.": TensorRule("pre_ff_layernorm", "hidden"),
             **attention(), **_mixer("mamba", norm=False), **mlp("feed_forward"),
         },
     },
@@ -220,8 +220,8 @@ def _mamba2(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     return {"head_dim": size, "intermediate_size": config["num_heads"] * size}
 
 
-_MAMBA2 = Architecture(
-    "Mamba2ForCausalLM", "mamba2", {"layer": {"attn_norm": Part("norm", "hidden"), **_mixer(_MIXER)}},
+_MAMBA2 = GGUFArchitecture(
+    "Mamba2ForCausalLM", "mamba2", {"layer": {"attn_norm": TensorRule("norm", "hidden"), **_mixer(_MIXER)}},
     tables("backbone.norm_f", "backbone.embeddings"), epsilon="layer_norm_epsilon",
     keys=("num_heads", "time_step_rank", "n_groups", "state_size", "conv_kernel"),
     by_tensor={"use_conv_bias": _CONV_BIAS}, constants={"use_bias": False, "time_step_limit": [0.0, _LONGEST_STEP]},
@@ -269,30 +269,31 @@ def _mamba1_sizes(config: Config) -> dict[str, int]:
     return {"rank": rank, "state": state, "states": states, "inputs": rank + 2 * state}
 
 
-def _mixer1(at: str) -> dict[str, Part]:
+def _mixer1(at: str) -> dict[str, TensorRule]:
     """Return the tensors of a Mamba-1 layer, without norms."""
     return {
-        "ssm_in": Part(f"{at}.in_proj", "2*states hidden"),
-        "ssm_conv1d": Part(f"{at}.conv1d", "states kernel", stored="states kernel 1", plain=True),
-        "ssm_conv1d.bias": Part(f"{at}.conv1d", "states", "bias"),
-        "ssm_x": Part(f"{at}.x_proj", "inputs states"),
-        "ssm_dt": Part(f"{at}.dt_proj", "states rank"),
-        "ssm_dt.bias": Part(f"{at}.dt_proj", "states", "bias"),
-        "ssm_a.": Part(at, "states state", "A_log", values="log_negative", plain=True),
-        "ssm_d.": Part(at, "states", "D", plain=True),
-        "ssm_out": Part(f"{at}.out_proj", "hidden states"),
+        "ssm_in": TensorRule(f"{at}.in_proj", "2*states hidden"),
+        "ssm_conv1d": TensorRule(f"{at}.conv1d", "states kernel", stored="states kernel 1", plain=True),
+        "ssm_conv1d.bias": TensorRule(f"{at}.conv1d", "states", "bias"),
+        "ssm_x": TensorRule(f"{at}.x_proj", "inputs states"),
+        "ssm_dt": TensorRule(f"{at}.dt_proj", "states rank"),
+        "ssm_dt.bias": TensorRule(f"{at}.dt_proj", "states", "bias"),
+        "ssm_a.": TensorRule(at, "states state", "A_log", values="log_negative", plain=True),
+        "ssm_d.": TensorRule(at, "states", "D", plain=True),
+        "ssm_out": TensorRule(f"{at}.out_proj", "hidden states"),
     }
 
 
-_JAMBA = Architecture(
+_JAMBA = GGUFArchitecture(
     "JambaForCausalLM", "jamba",
     {
-        "layer": {"attn_norm": NORMS["attn_norm"], "ffn_norm": Part("pre_ff_layernorm", "hidden")},
+        "layer": {"attn_norm": NORMS["attn_norm"], "ffn_norm": TensorRule("pre_ff_layernorm", "hidden")},
         "attention": attention(), "dense": mlp("feed_forward"),
         "sparse": experts("feed_forward.router", "feed_forward.switch_mlp"),
         "mamba": {
-            **_mixer1("mamba"), "ssm_dt_norm": Part("mamba.dt_layernorm", "rank"),
-            "ssm_b_norm": Part("mamba.b_layernorm", "state"), "ssm_c_norm": Part("mamba.c_layernorm", "state"),
+            **_mixer1("mamba"), "ssm_dt_norm": TensorRule("mamba.dt_layernorm", "rank"),
+            "ssm_b_norm": TensorRule("mamba.b_layernorm", "state"),
+            "ssm_c_norm": TensorRule("mamba.c_layernorm", "state"),
         },
     },
     tables("model.final_layernorm"), keys=("intermediate_size", "mamba_d_conv", "mamba_d_state", "mamba_dt_rank"),
@@ -309,8 +310,8 @@ def _mamba1(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     }
 
 
-_MAMBA = Architecture(
-    "MambaForCausalLM", "mamba", {"layer": {"attn_norm": Part("norm", "hidden"), **_mixer1(_MIXER)}},
+_MAMBA = GGUFArchitecture(
+    "MambaForCausalLM", "mamba", {"layer": {"attn_norm": TensorRule("norm", "hidden"), **_mixer1(_MIXER)}},
     tables("backbone.norm_f", "backbone.embeddings"), keys=("state_size", "conv_kernel", "time_step_rank"),
     epsilon="layer_norm_epsilon", constants={"use_bias": False, "use_conv_bias": True}, entries=_mamba1,
     attends=False, layer="backbone.layers.{}", sizes=_mamba1_sizes,

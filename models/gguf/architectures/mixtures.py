@@ -7,7 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from headrace.models.gguf.architecture import Architecture, Config, Contents, Entries, Part, Parts, Vector
+from headrace.models.gguf.architecture import (
+    Config,
+    Contents,
+    Entries,
+    GGUFArchitecture,
+    TensorRule,
+    TensorRules,
+    Vector,
+)
 from headrace.models.gguf.architectures.blocks import (
     INDEXER,
     LATENT_HEADS,
@@ -52,10 +60,10 @@ _NAMED = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 _ROUTED = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
 GROUPED = ("n_group", "topk_group")
 _SPARSE = "block_sparse_moe"  # module of experts in Mixtral's class and its kin
-_HIDDEN_GATE = Part("mlp.shared_expert_gate", "hidden", stored="1 hidden")
+_HIDDEN_GATE = TensorRule("mlp.shared_expert_gate", "hidden", stored="1 hidden")
 _GATE = {
     **experts(plain=True), **shared_expert(optional=True),
-    "exp_probs_b.bias": Part("mlp.gate", "experts", "e_score_correction_bias", optional=True),
+    "exp_probs_b.bias": TensorRule("mlp.gate", "experts", "e_score_correction_bias", optional=True),
 }  # fmt: skip
 
 
@@ -275,14 +283,14 @@ def _mimo(metadata: Metadata, file: Contents, config: Config) -> Entries:
     }  # fmt: skip
 
 
-def _mimo_attention(kv_heads: str) -> dict[str, Part]:
+def _mimo_attention(kv_heads: str) -> dict[str, TensorRule]:
     """Return the tensors of one kind of attention. kv_heads: name of its number of K/V heads."""
     return {
-        "attn_q": Part("self_attn.q_proj", "heads*head hidden"),
-        "attn_k": Part("self_attn.k_proj", f"{kv_heads}*head hidden"),
-        "attn_v": Part("self_attn.v_proj", f"{kv_heads}*value hidden"),
-        "attn_output": Part("self_attn.o_proj", "hidden heads*value"),
-        "attn_sinks": Part("self_attn", "heads", "attention_sink_bias", optional=True),
+        "attn_q": TensorRule("self_attn.q_proj", "heads*head hidden"),
+        "attn_k": TensorRule("self_attn.k_proj", f"{kv_heads}*head hidden"),
+        "attn_v": TensorRule("self_attn.v_proj", f"{kv_heads}*value hidden"),
+        "attn_output": TensorRule("self_attn.o_proj", "hidden heads*value"),
+        "attn_sinks": TensorRule("self_attn", "heads", "attention_sink_bias", optional=True),
     }
 
 
@@ -338,16 +346,16 @@ def _step_sizes(config: Config) -> dict[str, int]:
     return {"local_heads": other["num_attention_heads"], "local_kv_heads": other["num_attention_groups"]}
 
 
-def _step_attention(local: str = "") -> dict[str, Part]:
+def _step_attention(local: str = "") -> dict[str, TensorRule]:
     """Return the tensors of one kind of attention. local: prefix of its sizes in layers with a window."""
     queries = f"{local}heads"
     keys = f"{local}kv_heads*head"
     return {
-        "attn_q": Part("self_attn.q_proj", f"{queries}*head hidden"),
-        "attn_k": Part("self_attn.k_proj", f"{keys} hidden"),
-        "attn_v": Part("self_attn.v_proj", f"{keys} hidden"),
-        "attn_output": Part("self_attn.o_proj", f"hidden {queries}*head"),
-        "attn_gate": Part("self_attn.g_proj", f"{queries} hidden", optional=True),
+        "attn_q": TensorRule("self_attn.q_proj", f"{queries}*head hidden"),
+        "attn_k": TensorRule("self_attn.k_proj", f"{keys} hidden"),
+        "attn_v": TensorRule("self_attn.v_proj", f"{keys} hidden"),
+        "attn_output": TensorRule("self_attn.o_proj", f"hidden {queries}*head"),
+        "attn_gate": TensorRule("self_attn.g_proj", f"{queries} hidden", optional=True),
     }
 
 
@@ -395,7 +403,7 @@ def _llama4(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     return {"use_qk_norm": config["num_local_experts"] != _MAVERICK}
 
 
-def _mixture(stacks: Parts, *, permuted: bool = False) -> Parts:
+def _mixture(stacks: TensorRules, *, permuted: bool = False) -> TensorRules:
     """Return a layer of attention and a mixture of experts, whose matrices are stacked in both formats."""
     return {**NORMS, **attention(permuted=permuted), **stacks}
 
@@ -404,13 +412,13 @@ _QWEN3 = equal_layers(
     "Qwen3MoeForCausalLM", "qwen3_moe", {**_mixture(experts()), **head_norms()}, experts=_NAMED,
     constants={"decoder_sparse_step": 1, "mlp_only_layers": [], "attention_bias": False, "norm_topk_prob": True},
 )  # fmt: skip
-_DEEPSEEK2 = Architecture(
+_DEEPSEEK2 = GGUFArchitecture(
     "DeepseekV3ForCausalLM", "deepseek_v3",
     {
         "layer": {**NORMS, **LATENTS},
-        "q": {"attn_q": Part("self_attn.q_proj", "heads*query hidden")},
+        "q": {"attn_q": TensorRule("self_attn.q_proj", "heads*query hidden")},
         "q_lora": LATENT_QUERIES,
-        "kv_b": {"attn_kv_b": Part("self_attn.kv_b_proj", "heads*both kv_lora")},
+        "kv_b": {"attn_kv_b": TensorRule("self_attn.kv_b_proj", "heads*both kv_lora")},
         "k_b": LATENT_HEADS,
         "dense": mlp(), "sparse": _GATE,
     },
@@ -425,13 +433,13 @@ _DEEPSEEK32 = replace(
     groups={**_DEEPSEEK2.groups, "layer": {**_DEEPSEEK2.groups["layer"], **INDEXER}},
     keys=(*_DEEPSEEK2.keys, "index_n_heads", "index_head_dim", "index_topk"),
 )  # fmt: skip
-_ERNIE = Architecture(
+_ERNIE = GGUFArchitecture(
     "Ernie4_5_MoeForCausalLM", "ernie4_5_moe",
     {
         "layer": {**NORMS, **attention()}, "dense": mlp(),
         "sparse": {
             **experts(), **shared_expert(optional=True),
-            "exp_probs_b.bias": Part(
+            "exp_probs_b.bias": TensorRule(
                 "mlp.moe_statics", "experts", "e_score_correction_bias", stored="1 experts", plain=True
             ),
         },
@@ -442,7 +450,7 @@ _ERNIE = Architecture(
 )  # fmt: skip
 _UNCORRECTED = {key: part for key, part in _ERNIE.groups["sparse"].items() if key != "exp_probs_b.bias"}
 
-_DOTS1 = Architecture(
+_DOTS1 = GGUFArchitecture(
     "Dots1ForCausalLM", "dots1",
     {
         "layer": {**NORMS, **attention(), **head_norms()}, "dense": mlp(),
@@ -457,7 +465,7 @@ MIXTRAL = equal_layers(
     "MixtralForCausalLM", "mixtral", _mixture(experts(f"{_SPARSE}.gate", f"{_SPARSE}.switch_mlp"), permuted=True),
     keys=(), experts=_LOCAL, by_tensor=LLAMA_BIASES, whole_heads=True,
 )  # fmt: skip
-ROWS: dict[str, Architecture] = {
+ROWS: dict[str, GGUFArchitecture] = {
     "granitemoe": equal_layers(
         "GraniteMoeForCausalLM", "granitemoe",
         _mixture(experts(f"{_SPARSE}.router.layer", f"{_SPARSE}.switch_mlp"), permuted=True), keys=GRANITE_KEYS,
@@ -481,13 +489,13 @@ ROWS: dict[str, Architecture] = {
     "gpt-oss": equal_layers(
         "GptOssForCausalLM", "gpt_oss",
         {
-            **POST_NORMS, **attention(), "attn_sinks": Part("self_attn", "heads", "sinks"),
+            **POST_NORMS, **attention(), "attn_sinks": TensorRule("self_attn", "heads", "sinks"),
             **experts("mlp.router", "mlp.experts"),
         },
         keys=(), experts=_LOCAL, constants={"attention_bias": True, "swiglu_limit": 7.0}, entries=_gpt_oss,
         window_period=2,
     ),
-    "glm4moe": Architecture(
+    "glm4moe": GGUFArchitecture(
         "Glm4MoeForCausalLM", "glm4_moe",
         {"layer": {**POST_NORMS, **attention(), **head_norms(optional=True)}, "dense": mlp(), "sparse": _GATE},
         tables(), keys=ROUTED, experts=_ROUTED, constants={"rope_scaling": None}, unread=SECTIONS, sigmoid=True,
@@ -495,7 +503,7 @@ ROWS: dict[str, Architecture] = {
         rotates_part=True, drafts=NUMBERED_DRAFTS,
     ),
     # North Mini Code and Command A+
-    "cohere2moe": Architecture(
+    "cohere2moe": GGUFArchitecture(
         "Cohere2MoeForCausalLM", "cohere2_moe",
         {
             "layer": {"attn_norm": NORMS["attn_norm"], **attention()}, "dense": mlp(),
@@ -514,14 +522,14 @@ ROWS: dict[str, Architecture] = {
         entries=_cohere, window_period=4, sigmoid=True,
         sizes=lambda config: {"inner": config["prefix_dense_intermediate_size"]},
     ),
-    "dbrx": Architecture(
+    "dbrx": GGUFArchitecture(
         "DbrxForCausalLM", "dbrx",
         {
             "layer": {
-                "attn_norm": Part("norm_attn_norm.norm_1", "hidden"),
-                "attn_output_norm": Part("norm_attn_norm.norm_2", "hidden"),
-                "attn_qkv": Part("norm_attn_norm.attn.Wqkv", "qkv hidden"),
-                "attn_output": Part("norm_attn_norm.attn.out_proj", "hidden hidden"),
+                "attn_norm": TensorRule("norm_attn_norm.norm_1", "hidden"),
+                "attn_output_norm": TensorRule("norm_attn_norm.norm_2", "hidden"),
+                "attn_qkv": TensorRule("norm_attn_norm.attn.Wqkv", "qkv hidden"),
+                "attn_output": TensorRule("norm_attn_norm.attn.out_proj", "hidden hidden"),
                 **experts("ffn.router.layer", "ffn.switch_mlp"),
             },
         },
@@ -537,12 +545,12 @@ ROWS: dict[str, Architecture] = {
         _DEEPSEEK2, model_class="Mistral4ForCausalLM", model_type="mistral4", entries=_mistral4, untied=False,
         constants={"rope_interleave": True, "attention_bias": False}, drafts=None,
     ),
-    "minimax-m2": Architecture(
+    "minimax-m2": GGUFArchitecture(
         "MiniMaxM2ForCausalLM", "minimax",
         {
             "layer": {
                 **NORMS, **attention(), **WIDE_NORMS, **experts(f"{_SPARSE}.gate", f"{_SPARSE}.switch_mlp"),
-                "exp_probs_b.bias": Part(_SPARSE, "experts", "e_score_correction_bias"),
+                "exp_probs_b.bias": TensorRule(_SPARSE, "experts", "e_score_correction_bias"),
             },
         },
         tables(), keys=(), experts=_LOCAL, entries=_minimax, sigmoid=True,
@@ -553,7 +561,7 @@ ROWS: dict[str, Architecture] = {
     "bailingmoe": replace(
         _ERNIE, entries=_ling, made=_no_corrections, groups={**_ERNIE.groups, "sparse": _UNCORRECTED}
     ),
-    "llama4": Architecture(
+    "llama4": GGUFArchitecture(
         "Llama4ForConditionalGeneration", "llama4_text",
         {
             "layer": {**NORMS, **attention()}, "dense": mlp("feed_forward"),
@@ -569,7 +577,7 @@ ROWS: dict[str, Architecture] = {
         entries=_llama4, scales_rope=True, config_tensors=(ROPE_FACTORS,), wrapped="llama4",
         sizes=lambda config: {"shared": config["intermediate_size"]},
     ),
-    "olmoe": Architecture(
+    "olmoe": GGUFArchitecture(
         "OlmoeForCausalLM", "olmoe", {"layer": {**_mixture(experts()), **WIDE_NORMS}}, tables(), keys=(),
         experts=("num_experts", "num_experts_per_tok", "intermediate_size"), scales_rope=True,
         constants={"norm_topk_prob": False, "attention_bias": False, "rope_scaling": None},
@@ -583,35 +591,35 @@ ROWS: dict[str, Architecture] = {
             **_DOTS1.groups,
             "sparse": {
                 **experts(at="mlp.experts", plain=True), **shared_expert(),
-                "exp_probs_b.": Part("mlp.gate", "experts", "e_score_correction_bias"),
+                "exp_probs_b.": TensorRule("mlp.gate", "experts", "e_score_correction_bias"),
             },
         },
     ),
-    "deepseek": Architecture(
+    "deepseek": GGUFArchitecture(
         "DeepseekForCausalLM", "deepseek",
         {"layer": {**NORMS, **attention(permuted=True)}, "dense": mlp(), "sparse": _GATE}, tables(),
         keys=("n_shared_experts", "first_k_dense_replace", "intermediate_size"), experts=_ROUTED,
         constants={"moe_layer_freq": 1, "attention_bias": False}, whole_heads=True, untied=True,
     ),
-    "exaone-moe": Architecture(
+    "exaone-moe": GGUFArchitecture(
         "ExaoneMoEForCausalLM", "exaone_moe",
         {"layer": {**NORMS, **attention(), **head_norms()}, "dense": mlp(), "sparse": _GATE}, tables(),
         keys=(*GROUPED, "norm_topk_prob", "routed_scaling_factor", "num_shared_experts", "intermediate_size"),
         experts=_NAMED, constants={"scoring_func": "sigmoid", "rope_scaling": None}, entries=_exaone, sigmoid=True,
         window_period=4, scales_rope=True, config_tensors=(ROPE_FACTORS,),
     ),
-    "bailingmoe2": Architecture(
+    "bailingmoe2": GGUFArchitecture(
         "BailingMoeV2ForCausalLM", "bailing_moe",
         {
             "layer": {
-                **NORMS, "attn_qkv": Part("attention.query_key_value", "qkv hidden"),
-                "attn_output": Part("attention.dense", "hidden heads*head"),
+                **NORMS, "attn_qkv": TensorRule("attention.query_key_value", "qkv hidden"),
+                "attn_output": TensorRule("attention.dense", "hidden heads*head"),
                 **head_norms("attention.query_layernorm", "attention.key_layernorm", optional=True),
             },
             "dense": mlp(),
             "sparse": {
                 **experts("mlp.gate.gate_proj"), **shared_expert(optional=True),
-                "exp_probs_b.bias": Part("mlp.gate", "experts", "expert_bias", optional=True),
+                "exp_probs_b.bias": TensorRule("mlp.gate", "experts", "expert_bias", optional=True),
             },
         },
         tables(embedding="model.word_embeddings"),
@@ -623,18 +631,18 @@ ROWS: dict[str, Architecture] = {
         by_tensor={"use_qk_norm": "attn_q_norm.weight", "moe_router_enable_expert_bias": "exp_probs_b.bias"},
         entries=_bailing2, rotates_part=True, scales_rope=True, whole_heads=True,
     ),
-    "afmoe": Architecture(
+    "afmoe": GGUFArchitecture(
         "AfmoeForCausalLM", "afmoe",
         {
             "layer": {
-                **attention(), **head_norms(), "attn_gate": Part("self_attn.gate_proj", "heads*head hidden"),
-                **POST_NORMS, "ffn_norm": Part("pre_mlp_layernorm", "hidden"),
-                "post_ffw_norm": Part("post_mlp_layernorm", "hidden"),
+                **attention(), **head_norms(), "attn_gate": TensorRule("self_attn.gate_proj", "heads*head hidden"),
+                **POST_NORMS, "ffn_norm": TensorRule("pre_mlp_layernorm", "hidden"),
+                "post_ffw_norm": TensorRule("post_mlp_layernorm", "hidden"),
             },
             "dense": mlp(),
             "sparse": {
                 **experts("mlp.router.gate", "mlp.experts"), **shared_expert(optional=True),
-                "exp_probs_b.bias": Part("mlp", "experts", "expert_bias", plain=True),
+                "exp_probs_b.bias": TensorRule("mlp", "experts", "expert_bias", plain=True),
             },
         },
         tables(),
@@ -642,7 +650,7 @@ ROWS: dict[str, Architecture] = {
         experts=_NAMED, constants={"score_func": "sigmoid", "mup_enabled": True, "rope_scaling": None},
         window_period=4, scales_rope=True, sigmoid=True,
     ),
-    "hunyuan-moe": Architecture(
+    "hunyuan-moe": GGUFArchitecture(
         "HunYuanMoEV1ForCausalLM", "hunyuan",
         {
             "layer": {
@@ -658,11 +666,11 @@ ROWS: dict[str, Architecture] = {
         },
         whole_heads=True, sizes=lambda config: {"shared": config["intermediate_size"]},
     ),
-    "mellum": Architecture(
+    "mellum": GGUFArchitecture(
         "MellumForCausalLM", "mellum", {"layer": {**_mixture(experts()), **head_norms()}}, tables(), keys=(),
         experts=_NAMED, constants={"norm_topk_prob": True}, entries=_mellum, window_period=4, scales_rope=True,
     ),
-    "step35": Architecture(
+    "step35": GGUFArchitecture(
         "Step3p5ForCausalLM", "step3p5",
         {
             "layer": {**NORMS, **head_norms()},
@@ -670,7 +678,7 @@ ROWS: dict[str, Architecture] = {
             "dense": mlp(),
             "sparse": {
                 **experts("mlp.gate.gate"), **shared_expert("mlp.share_expert"),
-                "exp_probs_b.bias": Part("mlp.gate", "experts", "router_bias"),
+                "exp_probs_b.bias": TensorRule("mlp.gate", "experts", "router_bias"),
             },
         },
         tables(), keys=("intermediate_size", "share_expert_dim", "moe_router_scaling_factor", "norm_expert_weight"),
@@ -681,7 +689,7 @@ ROWS: dict[str, Architecture] = {
         by_tensor={"use_head_wise_attn_gate": "attn_gate.weight"}, entries=_step, head_counts=True, window_period=4,
         scales_rope=True, config_tensors=(ROPE_FACTORS,), sigmoid=True, untied=True, sizes=_step_sizes,
     ),
-    "mimo2": Architecture(
+    "mimo2": GGUFArchitecture(
         "MiMoV2FlashForCausalLM", "mimo_v2_flash",
         {
             "layer": NORMS,
@@ -689,7 +697,7 @@ ROWS: dict[str, Architecture] = {
             "dense": mlp(),
             "sparse": {
                 **experts(plain=True),
-                "exp_probs_b.bias": Part("mlp.gate", "experts", "e_score_correction_bias"),
+                "exp_probs_b.bias": TensorRule("mlp.gate", "experts", "e_score_correction_bias"),
             },
         },
         tables(), keys=("intermediate_size", "sliding_window_size", "routed_scaling_factor"), experts=_ROUTED,
@@ -700,7 +708,7 @@ ROWS: dict[str, Architecture] = {
         entries=_mimo, head_counts=True, sigmoid=True, untied=True,
         sizes=lambda config: {"local_kv_heads": config["swa_num_key_value_heads"]},
     ),
-    "laguna": Architecture(
+    "laguna": GGUFArchitecture(
         "LagunaForCausalLM", "laguna",
         {
             "layer": {**NORMS, **head_norms()},
@@ -708,7 +716,7 @@ ROWS: dict[str, Architecture] = {
             "dense": mlp(),
             "sparse": {
                 **experts("mlp.gate.proj"), **shared_expert("mlp.shared_expert"),
-                "exp_probs_b.bias": Part("mlp.gate", "experts", "e_score_correction_bias"),
+                "exp_probs_b.bias": TensorRule("mlp.gate", "experts", "e_score_correction_bias"),
             },
         },
         tables(), keys=("intermediate_size", "shared_expert_intermediate_size", "moe_routed_scaling_factor"),

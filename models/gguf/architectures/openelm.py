@@ -1,6 +1,6 @@
 """OpenELM: layers of different sizes, which the file lists. A group of tensors is named by the sizes of its layer."""
 
-from headrace.models.gguf.architecture import Architecture, Config, Contents, Entries, Part, Parts
+from headrace.models.gguf.architecture import Config, Contents, Entries, GGUFArchitecture, TensorRule, TensorRules
 from headrace.models.gguf.architectures.blocks import head_norms, mlp, tables
 from headrace.models.gguf.keys import HEADS, WIDTH, layers_of
 from headrace.models.gguf.metadata import Metadata
@@ -21,29 +21,29 @@ def _openelm(metadata: Metadata, _file: Contents, config: Config) -> Entries:
 
 
 def _kinds(config: Config) -> list[tuple[str, ...]]:
-    """Return the group of each layer, named by its sizes (see `_Groups`)."""
+    """Return the group of each layer, named by its sizes (see `_OpenElmGroups`)."""
     widths = [round(multiple * config["hidden_size"]) for multiple in config["ffn_multipliers"]]
     sizes = zip(config["num_query_heads"], config["num_kv_heads"], widths, strict=True)
     return [(f"{heads} {kv_heads} {width}",) for heads, kv_heads, width in sizes]
 
 
-class _Groups(dict[str, Parts]):
+class _OpenElmGroups(dict[str, TensorRules]):
     """Tensors of a layer by its sizes: "12 3 768" has 12 heads of queries, 3 of K/V, and a feed-forward of 768."""
 
-    def __missing__(self, kind: str) -> Parts:
+    def __missing__(self, kind: str) -> TensorRules:
         heads, kv_heads, width = kind.split()
         return {
-            "attn_norm": Part("attn_norm", "hidden"), "ffn_norm": Part("ffn_norm", "hidden"),
-            "attn_qkv": Part("attn.qkv_proj", f"{int(heads) + 2 * int(kv_heads)}*head hidden"),
-            "attn_output": Part("attn.out_proj", f"hidden {heads}*head"),
+            "attn_norm": TensorRule("attn_norm", "hidden"), "ffn_norm": TensorRule("ffn_norm", "hidden"),
+            "attn_qkv": TensorRule("attn.qkv_proj", f"{int(heads) + 2 * int(kv_heads)}*head hidden"),
+            "attn_output": TensorRule("attn.out_proj", f"hidden {heads}*head"),
             **head_norms("attn.q_norm", "attn.k_norm"), **mlp("ffn", inner=width),
         }  # fmt: skip
 
 
 ROWS = {
-    "openelm": Architecture(
-        "OpenELMForCausalLM", "openelm", _Groups(), tables("transformer.norm", "transformer.token_embeddings"), keys=(),
-        constants={"normalize_qk_projections": True, "ffn_with_glu": True}, entries=_openelm, head_counts=True,
+    "openelm": GGUFArchitecture(
+        "OpenELMForCausalLM", "openelm", _OpenElmGroups(), tables("transformer.norm", "transformer.token_embeddings"),
+        keys=(), constants={"normalize_qk_projections": True, "ffn_with_glu": True}, entries=_openelm, head_counts=True,
         layer="transformer.layers.{}", kinds=_kinds,
     ),
 }  # fmt: skip

@@ -18,7 +18,7 @@ from headrace.models.text.structured import trial
 from headrace.models.text.structured.json_scan import JsonTokens
 from headrace.models.text.structured.matcher import MatcherGrammar, first_line
 from headrace.models.text.structured.schema_check import MAX_BYTES, schema_text
-from headrace.models.text.structured.source import GrammarSource, Kind
+from headrace.models.text.structured.source import GrammarKind, GrammarSource
 from headrace.models.text.structured.token_trie import TokenTrie
 from headrace.models.text.structured.trial import Trial, TrialError
 from headrace.models.text.thinking import CLOSE, OPEN
@@ -95,7 +95,7 @@ class Grammars:
         The masks of `JsonTokens` refuse a key that comes twice or is spelled with needless escapes. They need an answer
         that is JSON alone; with calls, or without a token that begins it, the schema's grammar has to refuse these.
         """
-        kind: Kind = "tools"
+        kind: GrammarKind = "tools"
         json_tokens = None
         if source is not None:
             kind = source.kind
@@ -192,7 +192,7 @@ class Grammars:
         """The process in which a grammar is compiled first."""
         return Trial(self._vocab_size, {index: self.trie.tokens[index] for index in self.trie.marks}, self.trie.ends)
 
-    def _matcher(self, source: GrammarSource | None, whole: str, kind: Kind) -> LLMatcher:
+    def _matcher(self, source: GrammarSource | None, whole: str, kind: GrammarKind) -> LLMatcher:
         """Return the matcher of `whole`, rules that name a grammar `@fits` for the source, or of the source alone."""
         _check_texts(source, whole)
         grammar = json.dumps({"grammars": _grammars(source, whole)}, ensure_ascii=False)
@@ -340,7 +340,7 @@ def _nesting(text: str) -> int:
     return deepest
 
 
-def _plain(error: str, kind: Kind) -> str:
+def _plain(error: str, kind: GrammarKind) -> str:
     """Return llguidance's error in one line that names the keyword."""
     match = _IN_REGEX.search(error)
     if match is not None:

@@ -26,7 +26,7 @@ _SHORTEST = re.compile(
 )
 _MAY_GO_ON_AN_ESCAPE = frozenset(b"/u0123456789abcdefABCDEF")  # first bytes of tokens, but for the short escapes'
 
-Row = np.ndarray[tuple[int], np.dtype[np.bool_]]
+ByteFlags = np.ndarray[tuple[int], np.dtype[np.bool_]]
 """True for each allowed token, (V,)."""
 IndexArray = np.ndarray[tuple[int], np.dtype[np.intp]]
 
@@ -165,7 +165,7 @@ class JsonTokens:
                 state = state.after(self._tokens[token])
         return state
 
-    def narrow(self, row: Row, state: JsonState | None) -> Row:
+    def narrow(self, row: ByteFlags, state: JsonState | None) -> ByteFlags:
         """Return the allowed tokens (V,) without those that break a rule of the module, unless no others are left."""
         if state is None:
             return row

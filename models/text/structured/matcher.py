@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 from llguidance import LLMatcher
 
-from headrace.models.text.structured.json_scan import JsonState, JsonTokens, Row
+from headrace.models.text.structured.json_scan import ByteFlags, JsonState, JsonTokens
 from headrace.runtime.errors import EngineError
 
 _MESSAGE = 200  # characters of llguidance's message
@@ -76,7 +76,7 @@ class Matcher:
             return self._ends[:1]
         return self._matcher.compute_ff_tokens()
 
-    def _mask(self, state: JsonState | None) -> Row:
+    def _mask(self, state: JsonState | None) -> ByteFlags:
         """Return the allowed tokens (V,)."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()

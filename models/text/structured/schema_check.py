@@ -62,7 +62,7 @@ def schema_text(schema: Mapping[str, object] | bool, *, masks_spell_keys: bool =
         raise UsageError("schema: false allows no answer")
     # A closed object leaves answers out. That is safe but where schemas have to fit together, or to exclude each other.
     closes = not any(_joins(part) for _, _, part in parts if isinstance(part, Mapping))
-    rewriting = _Rewriting(closes, masks_spell_keys)
+    rewriting = _SchemaRewriter(closes, masks_spell_keys)
     try:
         text = json.dumps(rewriting.schema(schema, "#"), ensure_ascii=False, allow_nan=False)
         size = len(text.encode())
@@ -75,7 +75,7 @@ def schema_text(schema: Mapping[str, object] | bool, *, masks_spell_keys: bool =
     return text
 
 
-class _Rewriting:
+class _SchemaRewriter:
     """Schemas of one document. path: a JSON pointer."""
 
     def __init__(self, closes: bool, masks_spell_keys: bool) -> None:

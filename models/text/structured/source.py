@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["schema", "regex", "grammar", "tools"]
+GrammarKind = Literal["schema", "regex", "grammar", "tools"]
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
     """A JSON schema as text (`schema_check.schema_text`), a regular expression, or a Lark grammar."""
 
-    kind: Kind
+    kind: GrammarKind
     text: str

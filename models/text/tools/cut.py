@@ -12,7 +12,7 @@ from headrace.models.text.tools.call import Reading, Tool, ToolCall
 from headrace.models.text.tools.json_value import Brackets
 from headrace.models.text.tools.markup import Markup
 
-Read = Callable[[str], Reading | None]
+ReadCall = Callable[[str], Reading | None]
 """Reads the calls that a text begins with; the answer has ended."""
 
 
@@ -28,7 +28,7 @@ def cut_json_calls(text: str, head: re.Pattern[str]) -> tuple[ToolCall, ...]:
     return tuple(calls)
 
 
-def cut_tagged_calls(text: str, read: Read, markup: Markup, tools: Mapping[str, Tool]) -> tuple[ToolCall, ...]:
+def cut_tagged_calls(text: str, read: ReadCall, markup: Markup, tools: Mapping[str, Tool]) -> tuple[ToolCall, ...]:
     """Return the calls in a text whose arguments are tagged values. tools: by name."""
     key_begin = markup.key_begin or ""
     last_key = text.rfind(key_begin)
@@ -45,7 +45,7 @@ def cut_tagged_calls(text: str, read: Read, markup: Markup, tools: Mapping[str, 
     return whole_calls(text[: last_value_end + len(markup.value_end)] + markup.end, read, tools)
 
 
-def closed_calls(texts: Iterable[str], read: Read, tools: Mapping[str, Tool]) -> tuple[ToolCall, ...]:
+def closed_calls(texts: Iterable[str], read: ReadCall, tools: Mapping[str, Tool]) -> tuple[ToolCall, ...]:
     """Return the calls in the first text that consists of calls. texts: the cut one, closed in various ways.
 
     The last call's arguments are without their end. tools: by name.
@@ -58,7 +58,7 @@ def closed_calls(texts: Iterable[str], read: Read, tools: Mapping[str, Tool]) ->
     return ()
 
 
-def whole_calls(text: str, read: Read, tools: Mapping[str, Tool]) -> tuple[ToolCall, ...]:
+def whole_calls(text: str, read: ReadCall, tools: Mapping[str, Tool]) -> tuple[ToolCall, ...]:
     """Return the calls in a text that consists of calls of the tools; none for any other."""
     reading = read(text)
     if reading is None or text[reading.length :].strip() or not all(call.name in tools for call in reading.calls):

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from headrace.models.text.tools.call import KINDS, Reading, Tool, ToolCall
-from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule, quoted
+from headrace.models.text.tools.form import MarkupTokens, ToolForm, arguments_rule, quoted
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 from headrace.models.text.tools.markup import Markup
 
@@ -61,7 +61,7 @@ def tagged_markup(section: str) -> Markup:
 class DeepSeek(ToolForm):
     """See `ToolForm`. `Written` reads 3.2. fenced: calls as in 3 and R1, not 3.1."""
 
-    def __init__(self, marks: Marks, *, fenced: bool) -> None:
+    def __init__(self, marks: MarkupTokens, *, fenced: bool) -> None:
         self._begin, self._end, self._call, self._call_end, self._separator, _ = map(marks, MARKUP)
         self.begins = (self._begin,)
         self.markup = _FENCED if fenced else _PLAIN

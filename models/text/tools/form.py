@@ -1,7 +1,7 @@
 """The base of the forms of tool calls: the markup of a model family, read and written as a grammar.
 
-Control tokens of the markup that a detokenizer drops stand in the text as single characters (`Marks`), which no text of
-a model contains. So text that only spells such a token is not taken for it.
+Control tokens of the markup that a detokenizer drops stand in the text as single characters (`MarkupTokens`), which no
+text of a model contains. So text that only spells such a token is not taken for it.
 """
 
 import json
@@ -18,7 +18,7 @@ _MARK = re.compile("[\ud800-\udfff]")
 _SPACED = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}  # as templates write JSON
 
 
-class Marks:
+class MarkupTokens:
     """Control tokens of markup: their ids and the characters that stand for them."""
 
     def __init__(self, texts: Sequence[str], id_of: Callable[[str], int | None], special: frozenset[int]) -> None:

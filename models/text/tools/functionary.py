@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from headrace.models.text.recipients import MARK
 from headrace.models.text.tools.call import Reading, Tool, ToolCall, no_call
-from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule, quoted
+from headrace.models.text.tools.form import MarkupTokens, ToolForm, arguments_rule, quoted
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 from headrace.models.text.tools.markup import Markup
 
@@ -27,7 +27,7 @@ class Functionary(ToolForm):
     head = re.compile(f"{MARK}([A-Za-z0-9_.:/-]{{1,128}})\n\\s*(?={{)")
     markup = Markup(begin=MARK, middle="\n", end="", separator=MARK)
 
-    def __init__(self, _marks: Marks, tools: Mapping[str, Tool]) -> None:
+    def __init__(self, _marks: MarkupTokens, tools: Mapping[str, Tool]) -> None:
         self._tools = tools
 
     def read(self, text: str, *, final: bool) -> Reading | None:

@@ -11,7 +11,7 @@ from functools import partial
 
 from headrace.models.text.tools.call import PYTHON_CONSTANTS, Reading, Tool, ToolCall, no_call
 from headrace.models.text.tools.cut import closed_calls, without_half
-from headrace.models.text.tools.form import Marks, ToolForm, quoted
+from headrace.models.text.tools.form import MarkupTokens, ToolForm, quoted
 from headrace.models.text.tools.tagged import text_rules
 from headrace.models.text.tools.value_rules import Schema, ValueRules
 
@@ -28,7 +28,7 @@ class Gemma(ToolForm):
 
     separator = ""
 
-    def __init__(self, marks: Marks, tools: Mapping[str, Tool], markup: Sequence[str] = MARKUP) -> None:
+    def __init__(self, marks: MarkupTokens, tools: Mapping[str, Tool], markup: Sequence[str] = MARKUP) -> None:
         self._tools = tools
         self._tokens = markup
         self.rule_begin = markup[0]
@@ -134,12 +134,12 @@ class Gemma(ToolForm):
         """Return the rules of one tool's call. quote: Lark of the mark around a text."""
         if tool.free:
             return [f'call{number}: "call:{tool.name}" pairs']
-        values = _ValueRules(quote, tool.parameters)
+        values = _GemmaValueRules(quote, tool.parameters)
         pairs = values.pairs(str(number), tool.properties, tool.required, depth=0)
         return [f'call{number}: {quoted(f"call:{tool.name}{{")} {pairs} "}}"', *values.rules]
 
 
-class _ValueRules(ValueRules):
+class _GemmaValueRules(ValueRules):
     """See `ValueRules`. quote: Lark of the mark around a text."""
 
     separator = ","

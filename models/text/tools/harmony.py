@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from headrace.models.text.thinking_forms import CALL_BEGIN, CALL_MESSAGE
 from headrace.models.text.tools.call import Reading, Tool, calls_of, no_call
-from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule, quoted
+from headrace.models.text.tools.form import MarkupTokens, ToolForm, arguments_rule, quoted
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 
 _RECIPIENT = "functions."
@@ -25,7 +25,7 @@ class Harmony(ToolForm):
     rule_begin = "<|channel|>"
     head = re.compile(f"{re.escape(CALL_BEGIN + _RECIPIENT)}([^{CALL_MESSAGE}]+){CALL_MESSAGE}")
 
-    def __init__(self, _marks: Marks) -> None:
+    def __init__(self, _marks: MarkupTokens) -> None:
         pass
 
     def read(self, text: str, *, final: bool) -> Reading | None:

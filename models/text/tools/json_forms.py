@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from headrace.models.text.tools.call import Reading, Tool, ToolCall, calls_of, no_call
-from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule, json_head, quoted
+from headrace.models.text.tools.form import MarkupTokens, ToolForm, arguments_rule, json_head, quoted
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 from headrace.models.text.tools.markup import Markup
 
@@ -31,7 +31,7 @@ class Hermes(ToolForm):
         separator='}\n</tool_call>\n<tool_call>\n{"name": "',
     )
 
-    def __init__(self, marks: Marks) -> None:
+    def __init__(self, marks: MarkupTokens) -> None:
         self.rule_begin, self._rule_end = HERMES_MARKUP
         self._begin, self._end = map(marks, HERMES_MARKUP)
         self.begins = (self._begin,)
@@ -110,7 +110,7 @@ class Granite(ToolForm):
         separator='}, {"name": "',
     )
 
-    def __init__(self, marks: Marks) -> None:
+    def __init__(self, marks: MarkupTokens) -> None:
         [self.rule_begin] = GRANITE_MARKUP
         self._begin = marks(self.rule_begin)
         self.begins = (self._begin,)
@@ -144,7 +144,7 @@ class Generic(ToolForm):
     bare = True
     rule_begin = ""
 
-    def __init__(self, _marks: Marks, names: Sequence[str] = ()) -> None:
+    def __init__(self, _marks: MarkupTokens, names: Sequence[str] = ()) -> None:
         self._names = names
 
     def read(self, text: str, *, final: bool) -> Reading | None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from headrace.models.text.tools import pythonic
 from headrace.models.text.tools.call import Reading, Tool, ToolCall, calls_of, no_call
 from headrace.models.text.tools.cut import cut_json_calls
-from headrace.models.text.tools.form import Marks, ToolForm, json_head
+from headrace.models.text.tools.form import MarkupTokens, ToolForm, json_head
 from headrace.models.text.tools.json_forms import json_rules
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 from headrace.models.text.tools.markup import Markup
@@ -44,7 +44,12 @@ class Llama(ToolForm):
     _before = '{"name": "%s", "parameters": '
 
     def __init__(
-        self, marks: Marks, tools: Mapping[str, Tool], tags: tuple[str, str] = TAGS_3, *, writes_lists: bool = False
+        self,
+        marks: MarkupTokens,
+        tools: Mapping[str, Tool],
+        tags: tuple[str, str] = TAGS_3,
+        *,
+        writes_lists: bool = False,
     ) -> None:
         """tools: by name. tags: around calls, where there are any. writes_lists: forced calls are a Python list."""
         self._tags = tags

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from headrace.models.text.tools.call import Reading, Tool, ToolCall, calls_of, no_call
 from headrace.models.text.tools.cut import cut_json_calls
-from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule, json_head, quoted
+from headrace.models.text.tools.form import MarkupTokens, ToolForm, arguments_rule, json_head, quoted
 from headrace.models.text.tools.json_forms import json_list_rules
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 from headrace.models.text.tools.markup import Markup
@@ -39,7 +39,7 @@ _MARKED = Markup(begin="[TOOL_CALLS]", middle="[ARGS]", end="", separator="[TOOL
 class Mistral(ToolForm):
     """See `ToolForm`. writes_ids: each call has an identifier."""
 
-    def __init__(self, marks: Marks, *, writes_ids: bool = False) -> None:
+    def __init__(self, marks: MarkupTokens, *, writes_ids: bool = False) -> None:
         self._writes_ids = writes_ids
         self.rule_begin = BEGIN
         self._begin, self._arguments, self._id = map(marks, MARKUP)

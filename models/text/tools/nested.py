@@ -14,7 +14,7 @@ from functools import partial
 
 from headrace.models.text.tools.call import Reading, Tool, ToolCall, kinds_of, part_of, typed_text
 from headrace.models.text.tools.cut import closed_calls, without_half
-from headrace.models.text.tools.form import Marks, ToolForm, quoted
+from headrace.models.text.tools.form import MarkupTokens, ToolForm, quoted
 from headrace.models.text.tools.json_value import UnfinishedError
 from headrace.models.text.tools.tagged import text_rules, written_plainly
 from headrace.models.text.tools.value_rules import Schema, ValueRules
@@ -30,7 +30,7 @@ class Nested(ToolForm):
 
     rule_begin = BEGIN
 
-    def __init__(self, marks: Marks, tools: Mapping[str, Tool]) -> None:
+    def __init__(self, marks: MarkupTokens, tools: Mapping[str, Tool]) -> None:
         self._tools = tools
         self._mark = marks(_MARK)
         self.begins = (marks(BEGIN),)
@@ -144,7 +144,7 @@ class Nested(ToolForm):
             f'items: ({mark} "<{_ITEM}>" inner "</{_ITEM}>")*',
         ]
         for number, tool in enumerate(tools):
-            values = _ValueRules(mark, tool.parameters)
+            values = _NestedValueRules(mark, tool.parameters)
             pairs = "element*"
             if not tool.free:
                 pairs = values.pairs(str(number), tool.properties, tool.required, depth=0)
@@ -153,7 +153,7 @@ class Nested(ToolForm):
         return "\n".join(rules)
 
 
-class _ValueRules(ValueRules):
+class _NestedValueRules(ValueRules):
     """See `ValueRules`. mark: Lark of the control token, which the closing tag of each value begins with.
 
     It is a rule's part of its own everywhere: the lexer takes the longest literal, and so no other tag.

@@ -14,7 +14,7 @@ from headrace.models.text.template_text import TemplateText, concatenate
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.call import Reading, Tool, ToolCall
 from headrace.models.text.tools.cut import closed_calls, whole_calls
-from headrace.models.text.tools.form import Marks, ToolForm, ordered_rules, quoted, schema_json
+from headrace.models.text.tools.form import MarkupTokens, ToolForm, ordered_rules, quoted, schema_json
 from headrace.models.text.tools.json_value import UnfinishedError
 from headrace.models.text.tools.tagged import python_constants
 
@@ -39,7 +39,7 @@ def fits(tokenizer: Tokenizer) -> bool:
 class Pythonic(ToolForm):
     """See `ToolForm`. tools: by name."""
 
-    def __init__(self, marks: Marks, tools: Mapping[str, Tool]) -> None:
+    def __init__(self, marks: MarkupTokens, tools: Mapping[str, Tool]) -> None:
         self._tools = tools
         self.rule_begin = BEGIN
         self._begin, self._end = map(marks, MARKUP)
@@ -109,7 +109,7 @@ def cut_calls(text: str, tools: Mapping[str, Tool]) -> tuple[ToolCall, ...]:
 
 
 def _read(text: str) -> Reading:
-    """Return the calls of a text that is a list of them. See `cut.Read`."""
+    """Return the calls of a text that is a list of them. See `cut.ReadCall`."""
     return Reading(len(text), _calls(text))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from headrace.models.text.stop_strings import half_length
 from headrace.models.text.thinking import CLOSE, CLOSING, OPEN
 from headrace.models.text.tools.call import CallDelta, ToolCall
-from headrace.models.text.tools.form import Marks, ToolForm
+from headrace.models.text.tools.form import MarkupTokens, ToolForm
 from headrace.models.text.tools.json_value import Brackets
 
 
@@ -74,7 +74,7 @@ class ToolStream:
     marks: by id, the texts of control tokens that `feed` takes.
     """
 
-    def __init__(self, form: ToolForm, marks: Marks, *, thinking: bool = False, certain: bool = False) -> None:
+    def __init__(self, form: ToolForm, marks: MarkupTokens, *, thinking: bool = False, certain: bool = False) -> None:
         """thinking: the prompt has begun a thinking section.
 
         certain: a grammar has every beginning of a call become one, so its arguments are given before its end.

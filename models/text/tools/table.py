@@ -22,14 +22,15 @@ from headrace.models.text.template_rules import TemplateRules
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools import deepseek, gemma, json_forms, llama, mistral, nested, pythonic, tagged_forms
 from headrace.models.text.tools.call import Tool
-from headrace.models.text.tools.form import Marks, ToolForm
+from headrace.models.text.tools.form import MarkupTokens, ToolForm
 from headrace.models.text.tools.functionary import Functionary
 from headrace.models.text.tools.harmony import Harmony
 from headrace.models.text.tools.markup import Markup
 from headrace.models.text.tools.use import ToolUse
 from headrace.models.text.tools.written import KEYS, NAMES, VALUES, Calls, Written, learn
 
-# Control tokens that are characters in the texts that forms read (`Marks`); `form_of` adds those of learned markup.
+# Control tokens that are characters in the texts that forms read (`MarkupTokens`). `form_of` adds those of learned
+# markup.
 _MARKUP = [
     *json_forms.HERMES_MARKUP,
     *tagged_forms.GLM_TAGS,
@@ -42,11 +43,11 @@ _MARKUP = [
     *pythonic.MARKUP,
     *nested.MARKUP,
 ]
-Maker = Callable[[Marks, Mapping[str, Tool], str], ToolForm]
+Maker = Callable[[MarkupTokens, Mapping[str, Tool], str], ToolForm]
 """Makes a form of the markup, the tools by name and the chat template's source."""
 
 
-def _python_list(marks: Marks, tools: Mapping[str, Tool], source: str) -> ToolForm:
+def _python_list(marks: MarkupTokens, tools: Mapping[str, Tool], source: str) -> ToolForm:
     """Return the form of a Llama with a template that writes calls as Python does."""
     tags = llama.TAGS_3
     if "<|header_start|>" in source:
@@ -54,12 +55,12 @@ def _python_list(marks: Marks, tools: Mapping[str, Tool], source: str) -> ToolFo
     return llama.Llama(marks, tools, tags, writes_lists=True)
 
 
-def _mistral(marks: Marks, _tools: Mapping[str, Tool], source: str) -> ToolForm:
+def _mistral(marks: MarkupTokens, _tools: Mapping[str, Tool], source: str) -> ToolForm:
     """Return Mistral's form, with identifiers if the template writes them."""
     return mistral.Mistral(marks, writes_ids=mistral.CALL_ID in source)
 
 
-def _deepseek_tagged(marks: Marks, tools: Mapping[str, Tool], source: str) -> ToolForm:
+def _deepseek_tagged(marks: MarkupTokens, tools: Mapping[str, Tool], source: str) -> ToolForm:
     """Return the form of DeepSeek 3.2 or 4: their tags around calls have different names."""
     section = "function_calls"
     if "｜DSML｜tool_calls" in source:
@@ -106,7 +107,7 @@ class FormOfTools:
     """The form of one request's tools, and its control tokens."""
 
     form: ToolForm
-    marks: Marks
+    marks: MarkupTokens
 
 
 def form_of(tokenizer: Tokenizer, use: ToolUse) -> FormOfTools:
@@ -120,7 +121,7 @@ def form_of(tokenizer: Tokenizer, use: ToolUse) -> FormOfTools:
     texts = list(_MARKUP)
     if markup is not None:
         texts += tokenizer.special_texts_in("\n".join(markup.texts))
-    marks = Marks(texts, tokenizer.token_id, tokenizer.detokenizers.special)
+    marks = MarkupTokens(texts, tokenizer.token_id, tokenizer.detokenizers.special)
     form: ToolForm
     if markup is not None:
         form = Written(marks, use.tools, markup)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from headrace.models.text.thinking_forms import CALL_BEGIN, CALL_MESSAGE
 from headrace.models.text.tools.call import Reading, Tool, no_call
-from headrace.models.text.tools.form import Marks, quoted
+from headrace.models.text.tools.form import MarkupTokens, quoted
 from headrace.models.text.tools.markup import Markup
 from headrace.models.text.tools.tagged import tagged_call
 from headrace.models.text.tools.written import Written
@@ -65,7 +65,7 @@ class QwenCoder(Written):
 
     separator = "\n"
 
-    def __init__(self, marks: Marks, tools: Mapping[str, Tool]) -> None:
+    def __init__(self, marks: MarkupTokens, tools: Mapping[str, Tool]) -> None:
         super().__init__(marks, tools, _QWEN_CODER)
         self.begins = (marks("<tool_call>"), _FUNCTION_BEGIN)
         self._call_end = marks("</tool_call>")
@@ -131,7 +131,7 @@ class Muse(Written):
 
     separator = "<|eom|><|start|>assistant"
 
-    def __init__(self, marks: Marks, tools: Mapping[str, Tool]) -> None:
+    def __init__(self, marks: MarkupTokens, tools: Mapping[str, Tool]) -> None:
         super().__init__(marks, tools, _MUSE)
         self.begins = (CALL_BEGIN,)
         self.rule_begin = ""  # an answer begins within the head of a message

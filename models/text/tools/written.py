@@ -17,7 +17,7 @@ from functools import partial
 
 from headrace.models.text.tools.call import Reading, Tool, ToolCall, no_call
 from headrace.models.text.tools.cut import cut_tagged_calls
-from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule
+from headrace.models.text.tools.form import MarkupTokens, ToolForm, arguments_rule
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 from headrace.models.text.tools.markup import Markup
 from headrace.models.text.tools.tagged import TaggedRules, tagged_call
@@ -168,7 +168,7 @@ class Written(ToolForm):
     markup: as the template writes it.
     """
 
-    def __init__(self, marks: Marks, tools: Mapping[str, Tool], markup: Markup) -> None:
+    def __init__(self, marks: MarkupTokens, tools: Mapping[str, Tool], markup: Markup) -> None:
         self.markup: Markup = markup
         self._tools = tools
         self._marks = marks
@@ -221,7 +221,7 @@ class Written(ToolForm):
         # Text before a value that is a text, for markup that names types. No name of another type matches.
         self._before_text = re.compile(_pattern(marks(markup.key_end), any_type=False))
 
-    def _parameter_pattern(self, marks: Marks) -> str:
+    def _parameter_pattern(self, marks: MarkupTokens) -> str:
         """Return the pattern of a parameter: its name, the text that names the value's type, the value."""
         markup = self.markup
         before = _pattern(marks(markup.key_begin or ""))

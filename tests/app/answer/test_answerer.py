@@ -13,7 +13,7 @@ from headrace.app.answer.options import OPTIONS, AnswerOptions
 from headrace.models.loading.load import LoadedModel, load_model
 from headrace.models.text.events import Completed, TextChunk
 from headrace.models.text.stop_strings import StopMatcher
-from headrace.runtime.engine.request import Failed
+from headrace.runtime.engine.request import SequenceFailed
 from headrace.runtime.errors import EngineError, UsageError
 from headrace.runtime.machine.sensors import Readings
 from tests.support.option_values import VALUES
@@ -131,8 +131,8 @@ def test_a_stop_rule_that_raises_ends_its_answer_alone(model: LoadedModel, monke
     answerer.submit(other)
     ends: dict[Answer, Any] = {}
     while answerer.has_work:
-        ends |= {answer: event for answer, event in answerer.step() if isinstance(event, Completed | Failed)}
-    assert isinstance(ends[failing], Failed)
+        ends |= {answer: event for answer, event in answerer.step() if isinstance(event, Completed | SequenceFailed)}
+    assert isinstance(ends[failing], SequenceFailed)
     assert isinstance(ends[failing].error, EngineError)
     assert isinstance(ends[other], Completed)
 

@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from headrace.app.answer.repetition import LONGEST_PERIOD, REPEATED, Repetition, period
+from headrace.app.answer.repetition import LONGEST_PERIOD, REPEATED, RepetitionDetector, period
 
 
 def detected_after(tokens: list[int], step: int = 1) -> int | None:
     """Return the number of tokens after which the repetition is found, `step` tokens at a time."""
-    repetition = Repetition()
+    repetition = RepetitionDetector()
     for at in range(0, len(tokens), step):
         repetition.add(tokens[at : at + step])
         if repetition.found:
@@ -49,7 +49,7 @@ def test_a_short_repetition_is_no_loop() -> None:
 
 
 def test_the_memory_is_bounded() -> None:
-    repetition = Repetition()
+    repetition = RepetitionDetector()
     repetition.add([*range(100_000)])
     repetition.add([*range(100_000)])
     assert len(repetition._tail) <= REPEATED + LONGEST_PERIOD

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.app.answer.sentence import StepFigures, cpu_phrase, sentence
-from headrace.runtime.machine.load import CPUUse, Load
+from headrace.runtime.machine.load import CPUUse, MachineLoad
 
 MIB = 1 << 20
 
@@ -60,10 +60,10 @@ def test_the_sentence_describes_unknown_and_unusual_figures(changed: dict[str, o
 
 def test_other_programs_are_named() -> None:
     assert cpu_phrase(CPUUse(2, 2.0, 0.3), "used") == "other programs used 1.7 of 2 cores"
-    assert cpu_phrase(Load(2, 2.0, 0.3, 1, 2, 0, busiest="pip\x1b[31m")).startswith(
+    assert cpu_phrase(MachineLoad(2, 2.0, 0.3, 1, 2, 0, busiest="pip\x1b[31m")).startswith(
         "other programs use 1.7 of 2 cores (mostly pip"
     )
-    assert "\x1b" not in cpu_phrase(Load(2, 2.0, 0.3, 1, 2, 0, busiest="pip\x1b[31m"))
+    assert "\x1b" not in cpu_phrase(MachineLoad(2, 2.0, 0.3, 1, 2, 0, busiest="pip\x1b[31m"))
 
 
 POSITIVE = st.floats(1e-9, 1e9)

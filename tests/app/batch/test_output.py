@@ -11,21 +11,21 @@ from typing import Any
 
 import pytest
 
-from headrace.app.batch.line import BadLine, Defaults, Line
+from headrace.app.batch.line import BadLine, BatchDefaults, BatchLine
 from headrace.app.batch.output import ResultFile, ResultStream, line_of
 from headrace.app.batch.parse import parse_lines
 from headrace.app.batch.result import digest_of, failure
 from headrace.runtime.errors import ContextLimitError, HeadraceError, NotEnoughMemoryError, UsageError
 
-LINES = parse_lines([b'{"prompt": "%d"}' % number for number in range(6)], Defaults())
+LINES = parse_lines([b'{"prompt": "%d"}' % number for number in range(6)], BatchDefaults())
 NUMBERS = {line.digest: line.number for line in LINES}
 
 
-def good(line: Line | BadLine) -> dict[str, Any]:
+def good(line: BatchLine | BadLine) -> dict[str, Any]:
     return {"line": line.number, "request": line.digest, "text": "é\n\x1b", "error": None}
 
 
-def bad(line: Line | BadLine) -> dict[str, Any]:
+def bad(line: BatchLine | BadLine) -> dict[str, Any]:
     return failure(line, UsageError("no"))
 
 
@@ -249,7 +249,7 @@ def test_a_stream_in_order_waits_for_the_line_before() -> None:
 
 def test_the_results_of_both_forms_name_their_request() -> None:
     raw = b'{"custom_id": "a", "body": {"messages": [{"role": "user", "content": "hi"}]}}'
-    (line,) = parse_lines([raw], Defaults())
+    (line,) = parse_lines([raw], BatchDefaults())
     for one in (line, LINES[0]):
         said = failure(one, UsageError("no", "try this"))
         assert digest_of(json.loads(line_of(said))) == (one.digest, False)

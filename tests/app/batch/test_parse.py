@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 
 from headrace.app.answer.openai_form import read_chat, read_completion
 from headrace.app.answer.options import AnswerOptions
-from headrace.app.batch.line import BadLine, Defaults, Line
+from headrace.app.batch.line import BadLine, BatchDefaults, BatchLine
 from headrace.app.batch.parse import parse_line, parse_lines
 
-DEFAULTS = Defaults(options=AnswerOptions(temperature=0.5, max_tokens=9), model="tiny", names=frozenset({"tiny"}))
+DEFAULTS = BatchDefaults(options=AnswerOptions(temperature=0.5, max_tokens=9), model="tiny", names=frozenset({"tiny"}))
 
 
-def parsed(line: object, defaults: Defaults = DEFAULTS, number: int = 1) -> Line:
+def parsed(line: object, defaults: BatchDefaults = DEFAULTS, number: int = 1) -> BatchLine:
     found = parse_line(json.dumps(line).encode(), number, defaults)
-    assert isinstance(found, Line), found.error
+    assert isinstance(found, BatchLine), found.error
     return found
 
 
-def refused(line: object, defaults: Defaults = DEFAULTS) -> str:
+def refused(line: object, defaults: BatchDefaults = DEFAULTS) -> str:
     raw = line if isinstance(line, bytes) else json.dumps(line).encode()
     found = parse_line(raw, 3, defaults)
     assert isinstance(found, BadLine), found
@@ -41,7 +41,7 @@ def test_a_prompt_is_a_message_and_its_options_go_before_those_of_all_lines() ->
 
 
 def test_a_system_message_of_all_lines_goes_where_there_is_none() -> None:
-    defaults = Defaults(system="short")
+    defaults = BatchDefaults(system="short")
     system = {"role": "system", "content": "short"}
     own = {"role": "system", "content": "long"}
     asked = {"role": "user", "content": "hi"}
@@ -65,8 +65,8 @@ def test_an_unknown_url_is_refused_under_the_lines_custom_id() -> None:
 
 def test_raw_prompts_are_not_wrapped_in_messages() -> None:
     assert parsed({"prompt": "Once", "raw": True}).prompt == "Once"
-    assert parsed({"prompt": "Once"}, Defaults(raw=True)).prompt == "Once"
-    assert parsed({"prompt": "Once", "raw": False}, Defaults(raw=True)).prompt != "Once"
+    assert parsed({"prompt": "Once"}, BatchDefaults(raw=True)).prompt == "Once"
+    assert parsed({"prompt": "Once", "raw": False}, BatchDefaults(raw=True)).prompt != "Once"
     line = parsed({"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "Once"}})
     assert (line.prompt, line.form) == ("Once", "text_completion")
 
@@ -155,13 +155,13 @@ def test_invalid_lines_are_refused_by_key(line: object, said: str) -> None:
 
 
 def test_a_model_of_the_command_line_answers_every_line() -> None:
-    assert isinstance(parse_line(json.dumps(body(model="gpt-4o")).encode(), 1, Defaults(model="tiny")), Line)
+    assert isinstance(parse_line(json.dumps(body(model="gpt-4o")).encode(), 1, BatchDefaults(model="tiny")), BatchLine)
 
 
 def test_blank_lines_are_numbered_and_repeated_ids_refused() -> None:
     lines = parse_lines([b'{"prompt": "a", "id": "x"}', b"", b'{"prompt": "a", "id": "x"}', b"nonsense\r"], DEFAULTS)
     assert [line.number for line in lines] == [1, 3, 4]
-    assert [type(line) for line in lines] == [Line, BadLine, BadLine]
+    assert [type(line) for line in lines] == [BatchLine, BadLine, BadLine]
     assert isinstance(lines[1], BadLine)
     assert "'x' is the name of line 1" in str(lines[1].error)
     assert len({line.digest for line in lines}) == 3
@@ -177,8 +177,8 @@ def test_a_digest_depends_on_the_request() -> None:
         parsed({"prompt": "ho"}),
         parsed(asked, number=2),
         parsed({**asked, "id": 1}),
-        parsed(asked, Defaults(options=DEFAULTS.options, model="other")),
-        parsed(asked, Defaults(options=DEFAULTS.options, model="tiny", identity="elsewhere")),
+        parsed(asked, BatchDefaults(options=DEFAULTS.options, model="other")),
+        parsed(asked, BatchDefaults(options=DEFAULTS.options, model="tiny", identity="elsewhere")),
         parsed({**asked, "logit_bias": {"1": 1}}),
         parsed({**asked, "raw": True}),
     ]
@@ -189,14 +189,14 @@ def test_a_digest_depends_on_the_request() -> None:
 def test_whole_numbers_of_a_settings_file_keep_their_digest() -> None:
     """An output whose lines were answered before numbers of the settings became floats can be resumed."""
     written = {"temperature": 1, "top_p": 1.0, "max_tokens": 5, "min_p": 0.05}
-    defaults = Defaults(options=AnswerOptions.read(written), written=written, model="tiny")
+    defaults = BatchDefaults(options=AnswerOptions.read(written), written=written, model="tiny")
     assert parsed({"prompt": "hi"}, defaults).digest == "2b79cffaee6c036ee257a83fabce6a1a"
     assert parsed({"prompt": "hi", "temperature": 1}, defaults).digest == "f0eca74260df1900214d85bc303ff3dd"
 
 
 def test_a_digest_depends_on_the_catalogs_sampling_where_it_has_an_effect() -> None:
-    old = Defaults(model="tiny")
-    new = Defaults(model="tiny", recommended={"temperature": 0.2, "top_p": 0.9})
+    old = BatchDefaults(model="tiny")
+    new = BatchDefaults(model="tiny", recommended={"temperature": 0.2, "top_p": 0.9})
     for asked, same in (({}, False), ({"temperature": 0}, True), ({"temperature": 1}, False)):
         line = {"prompt": "hi", **asked}
         assert (parsed(line, old).digest == parsed(line, new).digest) == same
@@ -217,12 +217,12 @@ KEYS = st.sampled_from(
 @given(st.dictionaries(KEYS, JSON | st.dictionaries(KEYS, JSON, max_size=4), max_size=5))
 def test_any_json_object_is_a_request_or_an_invalid_line(line: dict[str, Any]) -> None:
     found = parse_line(json.dumps(line).encode(), 1, DEFAULTS)
-    assert isinstance(found, Line | BadLine)
+    assert isinstance(found, BatchLine | BadLine)
 
 
 @given(st.binary(max_size=40))
 def test_any_bytes_are_a_request_or_an_invalid_line(raw: bytes) -> None:
-    assert isinstance(parse_line(raw, 1, DEFAULTS), Line | BadLine)
+    assert isinstance(parse_line(raw, 1, DEFAULTS), BatchLine | BadLine)
 
 
 def test_fields_that_the_server_ignores_are_ignored() -> None:
@@ -237,7 +237,7 @@ def test_a_body_is_read_as_the_server_reads_it() -> None:
         "tools": [{"type": "custom", "custom": {"name": "patch"}}], "logprobs": True, "reasoning_effort": "low",
     }  # fmt: skip
     line = body(**fields)
-    call = parsed(line, Defaults()).call
+    call = parsed(line, BatchDefaults()).call
     assert call == read_chat(line["body"])
     assert (call.options.regex, call.budget, call.custom) == ("a|b", False, {"patch"})
     digests = {
@@ -263,7 +263,7 @@ def test_an_effort_or_variables_of_another_type_are_refused_by_name(
 ) -> None:
     line = parse_line(json.dumps(body(reasoning_effort=effort, **variables)).encode(), 1, DEFAULTS)
     if effort == "low" and not variables:
-        assert isinstance(line, Line)
+        assert isinstance(line, BatchLine)
     else:
         assert isinstance(line, BadLine)
         assert str(line.error).startswith("chat_template_kwargs" if variables else "reasoning_effort")

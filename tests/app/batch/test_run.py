@@ -12,7 +12,7 @@ import pytest
 from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.options import DEFAULTS as ANSWER_DEFAULTS
 from headrace.app.answer.options import AnswerOptions
-from headrace.app.batch.line import Defaults, Line
+from headrace.app.batch.line import BatchDefaults, BatchLine
 from headrace.app.batch.output import ResultFile, ResultStream
 from headrace.app.batch.parse import parse_lines
 from headrace.app.batch.progress import progress_text
@@ -24,7 +24,7 @@ from headrace.runtime.errors import ContextLimitError
 from headrace.runtime.sampling.sampler import Sampler
 from tests.support.tiny_chat import IM_END, write_chat_model
 
-DEFAULTS = Defaults(options=AnswerOptions(max_tokens=12), model="tiny")
+DEFAULTS = BatchDefaults(options=AnswerOptions(max_tokens=12), model="tiny")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def run(
 
 def alone(model: LoadedModel, line: dict[str, Any]) -> str:
     (parsed,) = parse_lines([json.dumps(line).encode()], DEFAULTS)
-    assert isinstance(parsed, Line)
+    assert isinstance(parsed, BatchLine)
     answerer = Answerer(model)
     prompt = answerer.encode(parsed.prompt, thinking=parsed.options.thinking)
     answer = answerer.prepare(prompt, parsed.options.over(ANSWER_DEFAULTS))

@@ -13,7 +13,7 @@ from headrace.app.bench.measure import session as measured_session
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.records import RunDocument, Speed
 from headrace.app.bench.measure.sample import Sample, typical_speed
-from headrace.app.bench.measure.session import Session
+from headrace.app.bench.measure.session import BenchSession
 from tests.support.bench import bench_result, repetition_figures, run_document
 
 MEMORY_SD = 0.04
@@ -89,7 +89,9 @@ def document(
 ) -> RunDocument:
     """Return a document from a simulated machine, with the figures that `compare` reads."""
     machine = Machine(seed, **noise)
-    session = Session([Backend(machine, slower)], tests, rounds=rounds, memory=machine.memory_gb_s, clock=machine.clock)
+    session = BenchSession(
+        [Backend(machine, slower)], tests, rounds=rounds, memory=machine.memory_gb_s, clock=machine.clock
+    )
     with patch.object(measured_session, "CPUMeter", IdleMeter):
         for _ in session.run():
             pass

@@ -11,7 +11,7 @@ from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.records import Latencies, Result
 from headrace.app.bench.measure.result import drift, result
 from headrace.app.bench.measure.sample import Repetition, Sample, typical_speed
-from headrace.app.bench.measure.setup import Setup
+from headrace.app.bench.measure.setup import EngineSetup
 from headrace.app.bench.show.columns import mbu_cell
 from headrace.app.bench.show.phrases import energy_cell
 from headrace.app.predict.step_cost_fit import Point, fit_step_cost
@@ -22,7 +22,7 @@ from headrace.runtime.metrics.units import format_joules
 
 def entry(test: Test, *samples: Sample, memory: float | None = 50.0, peak: float | None = 50.0) -> Result:
     repetitions = [Repetition(sample, float(i), memory) for i, sample in enumerate(samples)]
-    return result(test, repetitions, setup=Setup("headrace", "m"), peak_gb_s=peak, nominal_gb_s=100.0)
+    return result(test, repetitions, setup=EngineSetup("headrace", "m"), peak_gb_s=peak, nominal_gb_s=100.0)
 
 
 def _energetic(latencies: list[float], prompt_s: float = 0.0, joules: float | None = None) -> Sample:
@@ -44,7 +44,7 @@ def test_energy_is_of_the_tokens_that_the_speed_counts(
 ) -> None:
     samples = [_energetic(latencies, prompt_s, joules) for joules in (30.0, 40.0, None)]  # the last was too short
     repetitions = [Repetition(sample, 0.0, None) for sample in samples]
-    setup = Setup("headrace", "m")
+    setup = EngineSetup("headrace", "m")
     found = result(test, repetitions, setup=setup, peak_gb_s=None, nominal_gb_s=None, idle=5.0)
     energy = found.energy_per_token
     seconds = 2 * (sum(latencies) + prompt_s)
@@ -73,7 +73,7 @@ def test_the_median_lies_in_its_interval_on_a_machine_that_stalls() -> None:
     for _ in range(50):
         samples = [decode([draw.choice([0.01, 0.01, 0.01, 0.1]) + 0.001 * draw.random()] * 4) for _ in range(5)]
         repetitions = [Repetition(sample, 0.0, None) for sample in samples]
-        speed = result(Test(0, 5), repetitions, setup=Setup("headrace", "m"), peak_gb_s=None, nominal_gb_s=None)
+        speed = result(Test(0, 5), repetitions, setup=EngineSetup("headrace", "m"), peak_gb_s=None, nominal_gb_s=None)
         found = speed.tokens_per_second
         assert found.low <= found.median <= found.high
 
@@ -119,7 +119,7 @@ def test_mbu_is_busy_if_half_of_the_repetitions_were() -> None:
 
     def found(*uses: CPUUse | None) -> Result:
         repetitions = [Repetition(sample, 0.0, 50.0, use) for use in uses]
-        return result(Test(0, 3), repetitions, setup=Setup("headrace", "m"), peak_gb_s=50.0, nominal_gb_s=None)
+        return result(Test(0, 3), repetitions, setup=EngineSetup("headrace", "m"), peak_gb_s=50.0, nominal_gb_s=None)
 
     for uses in ((calm, None, taken), (None, None), (calm,)):
         entry = found(*uses)

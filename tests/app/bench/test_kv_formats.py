@@ -141,7 +141,7 @@ def test_caches_of_all_measured_formats_must_fit_in_memory(tmp_path: Path, monke
 
     both = [model(1 << 20), model(1 << 19)]
     free = 1500 * (1 << 20) + working_memory(shape_to_run(checkpoint))
-    monkeypatch.setattr(memory, "budget", lambda: memory.Budget(2 * free, free, 0, "available RAM"))
+    monkeypatch.setattr(memory, "budget", lambda: memory.MemoryBudget(2 * free, free, 0, "available RAM"))
     check_memory(both, 1000)
     check_memory(both[:1], 1001)
     with pytest.raises(NotEnoughMemoryError, match="KV cache for 1,001 tokens"):

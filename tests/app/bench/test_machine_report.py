@@ -15,7 +15,7 @@ from headrace.app.bench.show.machine_report import machine_report
 from headrace.app.predict import measured
 from headrace.app.predict.chip_names import chip_targets
 from headrace.app.predict.document import prediction
-from headrace.app.predict.prediction import Target
+from headrace.app.predict.prediction import TargetMachine
 from headrace.app.predict.view import show_prediction
 from headrace.app.verify.checks import CheckResult
 from headrace.app.verify.verify import VerifyDocument
@@ -119,7 +119,7 @@ def test_predictions_show_measured_speeds(
 ) -> None:
     shape = find("qwen3-8b").step_shape
     targets = [*chip_targets("M4 Max"), *chip_targets("M4 Pro")]
-    this = Target("this machine", targets[1].bandwidth, None, True, chip="Apple M4 Max")
+    this = TargetMachine("this machine", targets[1].bandwidth, None, True, chip="Apple M4 Max")
     found = prediction("qwen3-8b", shape, [*targets, this], [2048, 4096])
     speeds = [[one["measured"] for one in target["predictions"]] for target in found["targets"]]
     newest = known[-1].tokens_per_second

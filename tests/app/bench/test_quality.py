@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from headrace.app.bench.quality.text import passages, read_text
 from headrace.app.cli.bench.command import bench
-from headrace.models.loading.forcing import Forced
+from headrace.models.loading.forcing import TeacherForcing
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime import ops
 from headrace.runtime.errors import UsageError
@@ -71,7 +71,7 @@ def test_scored_logits_equal_the_numpy_decoders(tmp_path: Path, variant: str) ->
     directory = write_model(tmp_path, variant)
     tokens = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(190)]
     network = load_decoder(directory, native if native.status().available else native.reference)
-    forced = Forced(network, len(tokens))
+    forced = TeacherForcing(network, len(tokens))
     whole = plain_logits(json.loads((directory / "config.json").read_text()), weights_of(directory), tokens)
     for depth in (0, 150, 20):
         forced.begin(tokens[:depth])
@@ -248,16 +248,16 @@ def test_a_tokenizer_with_ids_beyond_the_vocabulary_is_named(tmp_path: Path) -> 
 def test_ctrl_c_keeps_the_conditions_that_are_done(
     plain: Path, quantized: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    score = Forced.score
+    score = TeacherForcing.score
     begun = []
 
-    def interrupted(self: Forced, fed: Any, phase: Any) -> Any:
+    def interrupted(self: TeacherForcing, fed: Any, phase: Any) -> Any:
         begun.append(phase)
         if len(begun) == 7:  # two networks: in the fourth condition
             raise KeyboardInterrupt
         return score(self, fed, phase)
 
-    monkeypatch.setattr(Forced, "score", interrupted)
+    monkeypatch.setattr(TeacherForcing, "score", interrupted)
     done = invoke("-m", str(plain), "--against", str(quantized), *SMALL, "--json")
     found = json.loads(done.stdout)
     assert done.return_value == 130

@@ -9,7 +9,7 @@ from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.ratios import agreement, ratios, scaling
 from headrace.app.bench.measure.records import Mean, Result
 from headrace.app.bench.measure.sample import Sample
-from headrace.app.bench.measure.session import MAX_ROUNDS, MIN_ROUNDS, Session, precision
+from headrace.app.bench.measure.session import MAX_ROUNDS, MIN_ROUNDS, BenchSession, precision
 from headrace.runtime.errors import EngineError
 from tests.app.bench.simulated import Backend, Machine
 from tests.support.bench import bench_result, repetition_figures
@@ -17,8 +17,8 @@ from tests.support.bench import bench_result, repetition_figures
 TESTS = [Test(64, 0), Test(0, 32)]
 
 
-def session(machine: Machine, *backends: Backend, rounds: int | None = 3) -> Session:
-    return Session(backends, TESTS, rounds=rounds, memory=machine.memory_gb_s, clock=machine.clock)
+def session(machine: Machine, *backends: Backend, rounds: int | None = 3) -> BenchSession:
+    return BenchSession(backends, TESTS, rounds=rounds, memory=machine.memory_gb_s, clock=machine.clock)
 
 
 def test_every_test_is_warmed_up_once_and_measured_every_round() -> None:

@@ -10,14 +10,14 @@ from click.testing import CliRunner, Result
 from headrace.app.bench.compare.documents import checked
 from headrace.app.bench.measure import pair as measuring
 from headrace.app.bench.measure.document import identity
-from headrace.app.bench.measure.pair import Question, measure_pair, questions
+from headrace.app.bench.measure.pair import WorkloadPrompt, measure_pair, questions
 from headrace.app.bench.measure.plan import Test, plan_speculation
 from headrace.app.bench.measure.records import DraftCost, RunCosts
 from headrace.app.bench.measure.records import Result as Entry
 from headrace.app.bench.measure.result import result
 from headrace.app.bench.measure.run_cost import run_costs
 from headrace.app.bench.measure.sample import Answered, Pair, Repetition, Sample
-from headrace.app.bench.measure.setup import Setup
+from headrace.app.bench.measure.setup import EngineSetup
 from headrace.app.bench.measure.workloads import chosen_workloads
 from headrace.app.bench.show import formats
 from headrace.app.bench.show.columns import csv_text, results_table
@@ -32,7 +32,7 @@ from tests.support.tiny import load_decoder, write_model
 from tests.support.tiny_chat import write_chat_model
 
 PROSE = Test(100, 24, workload="prose")
-ASKED = Question([5, 6, 7, 8, 5, 6, 7, 8, 5, 6], frozenset())
+ASKED = WorkloadPrompt([5, 6, 7, 8, 5, 6, 7, 8, 5, 6], frozenset())
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_seeds_differ_by_turn_and_sequence_and_the_order_alternates(
 
 
 def test_answers_of_a_few_tokens_are_an_error(decoder: Decoder) -> None:
-    short = Question(ASKED.prompt, frozenset(range(decoder.vocab_size)))
+    short = WorkloadPrompt(ASKED.prompt, frozenset(range(decoder.vocab_size)))
     with pytest.raises(EngineError, match="too short"):
         measure_pair(Engine(decoder, context_limit=64), PROSE, short, 1)
 
@@ -117,7 +117,7 @@ def repetition(seconds: float, *, same: bool = True) -> Repetition:
 
 def entry(*seconds: float, same: bool = True, test: Test = PROSE) -> Entry:
     repetitions = [repetition(one, same=same) for one in seconds]
-    setup = Setup("headrace", "tiny", "0", 2, 2)
+    setup = EngineSetup("headrace", "tiny", "0", 2, 2)
     return result(test, repetitions, setup=setup, peak_gb_s=50.0, nominal_gb_s=None)
 
 
@@ -136,8 +136,9 @@ def test_the_figures_of_a_workload_are_paired() -> None:
     assert speculation.sources == ["ngram"]
     assert found.roofline_tokens_per_second == pytest.approx(2.5 * 50e9 / 1.01e8)
 
-    assert result(Test(0, 4), [Repetition(Sample(0.0, None, [0.1] * 3), 0.0, None)], setup=Setup("llama.cpp", "x"),
-                  peak_gb_s=None, nominal_gb_s=None).speculation is None  # fmt: skip
+    repetitions = [Repetition(Sample(0.0, None, [0.1] * 3), 0.0, None)]
+    setup = EngineSetup("llama.cpp", "x")
+    assert result(Test(0, 4), repetitions, setup=setup, peak_gb_s=None, nominal_gb_s=None).speculation is None
 
 
 def test_different_output_is_an_error() -> None:

@@ -23,14 +23,14 @@ from headrace.app.bench.measure.records import (
     Device,
     HostsAccount,
     MeasuredPeak,
-    Model,
+    ModelEntry,
     Profile,
     Result,
     RunDocument,
 )
 from headrace.app.bench.measure.result import result
 from headrace.app.bench.measure.sample import Answered, Arrival, Pair, Repetition, Sample
-from headrace.app.bench.measure.setup import Setup, setup_line
+from headrace.app.bench.measure.setup import EngineSetup, setup_line
 from headrace.app.bench.show import formats
 from headrace.app.bench.show.columns import csv_text, results_table
 from headrace.app.bench.show.formats import step_figures
@@ -48,8 +48,8 @@ KEYS = {
 }  # fmt: skip
 
 SETUPS = {
-    "headrace": Setup("headrace", "tiny <b>", "0", 2, 2, {"kernels": "native"}, 2),
-    "llama.cpp": Setup("llama.cpp", "tiny <b>", "0.3", 2, 3, {"flash_attention": True}, 2),
+    "headrace": EngineSetup("headrace", "tiny <b>", "0", 2, 2, {"kernels": "native"}, 2),
+    "llama.cpp": EngineSetup("llama.cpp", "tiny <b>", "0.3", 2, 3, {"flash_attention": True}, 2),
 }
 
 
@@ -82,7 +82,7 @@ def document() -> RunDocument:
                 )
             )
     peak = MeasuredPeak(upper_quartile=50.0, median=48.0, p5=40.0, p95=52.0, passes=60, method="memcmp")
-    model = Model(
+    model = ModelEntry(
         name="tiny <b>", quantization={"4-bit": 3}, sha256=None, weight_bytes_per_step=98_000_000,
         kv_bytes_per_token=23040, headers_sha256="0" * 64,
     )  # fmt: skip
@@ -156,7 +156,7 @@ def test_without_energy_there_is_no_column_of_it() -> None:
 
 
 def test_an_engine_without_a_thread_count_shows_the_requested_one() -> None:
-    said = setup_line(Setup("mlx-lm", "tiny", "1", settings={"device": "cpu"}, threads_told=2))
+    said = setup_line(EngineSetup("mlx-lm", "tiny", "1", settings={"device": "cpu"}, threads_told=2))
     assert said == "mlx-lm 1: 2 threads requested, actual number unknown, device cpu"
 
 

@@ -13,7 +13,7 @@ from headrace.app.engine.events import Damaged
 from headrace.app.model_info import report as models_report
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import EngineError, SessionError, UsageError
-from headrace.runtime.machine.memory import Budget
+from headrace.runtime.machine.memory import MemoryBudget
 from tests.app.chat.polling import until
 from tests.app.scripted_engine import CARD, Script, ScriptedEngine
 
@@ -24,7 +24,7 @@ OTHER = AnswerSetup("other-1b", "", {})
 
 @pytest.fixture
 def talk(store: SessionStore) -> Conversation:
-    budget = Budget(16 * GIB, 8 * GIB, GIB, "available RAM")
+    budget = MemoryBudget(16 * GIB, 8 * GIB, GIB, "available RAM")
     engine = ScriptedEngine(card_to_load=replace(CARD, budget=budget))
     talk = Conversation(engine, store)
     talk.load_model()

@@ -10,7 +10,7 @@ import pytest
 from headrace.app.chat.answer_setup import AnswerSetup
 from headrace.app.chat.comparison import Comparison
 from headrace.app.chat.conversation import Conversation
-from headrace.app.chat.parallel_answers import AnswerEvent
+from headrace.app.chat.parallel_answers import ParallelEvent
 from headrace.app.engine.client import EngineClient
 from headrace.app.engine.events import Delta
 from headrace.app.model_info.report import memory_needed
@@ -46,8 +46,8 @@ def compare(talk: Conversation, other: AnswerSetup, clients: list[EngineClient])
     return Comparison(talk, other, second)
 
 
-def wait(it: Comparison | Conversation, true: Callable[[], object]) -> list[AnswerEvent]:
-    heard: list[AnswerEvent] = []
+def wait(it: Comparison | Conversation, true: Callable[[], object]) -> list[ParallelEvent]:
+    heard: list[ParallelEvent] = []
     deadline = time.monotonic() + PATIENCE_S
     while not true():
         heard += [event if isinstance(event, tuple) else (None, event) for event in it.poll()]
@@ -56,11 +56,11 @@ def wait(it: Comparison | Conversation, true: Callable[[], object]) -> list[Answ
     return heard
 
 
-def over(it: Comparison) -> list[AnswerEvent]:
+def over(it: Comparison) -> list[ParallelEvent]:
     return wait(it, lambda: it.running is None and all(side.answer is not None for side in it.answers))
 
 
-def decoded(heard: list[AnswerEvent]) -> list[str]:
+def decoded(heard: list[ParallelEvent]) -> list[str]:
     """Return the names of decoding answers in order, without repetitions."""
     names = [side.name for side, event in heard if side is not None and isinstance(event, Delta) and event.records]
     return [name for n, name in enumerate(names) if n == 0 or names[n - 1] != name]

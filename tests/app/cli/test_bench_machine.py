@@ -107,10 +107,10 @@ def test_downloads_are_asked_for(answer: str | None, left: int, monkeypatch: pyt
 
 
 def test_models_that_do_not_fit_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.app.predict.prediction import Target
+    from headrace.app.predict.prediction import TargetMachine
 
     def here(memory: int) -> Any:
-        return lambda *_, **__: [Target("this machine", 1e11, memory, True)]
+        return lambda *_, **__: [TargetMachine("this machine", 1e11, memory, True)]
 
     monkeypatch.setattr("headrace.app.predict.targets.targets_for", here(3 << 30))
     assert bench_machine._fitting() == ["smollm2-135m", "qwen3-0.6b", "llama-3.2-1b", "llama-3.2-3b"]

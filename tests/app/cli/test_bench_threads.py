@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from headrace.app.bench.measure.setup import Setup, check_threads
+from headrace.app.bench.measure.setup import EngineSetup, check_threads
 from headrace.app.cli.bench.command import bench
 from headrace.runtime.errors import UsageError
 from headrace.runtime.ops import native
@@ -145,13 +145,13 @@ def test_a_peer_that_takes_fewer_is_refused(arguments: list[str], monkeypatch: p
 
 
 def test_batch_threads_count_too_and_unknown_numbers_do_not() -> None:
-    ours = Setup("headrace", "m", threads=4, threads_batch=4)
-    check_threads([ours, Setup("mlx-lm", "m"), Setup("llama.cpp", "m", threads=4, threads_batch=4)], None)
-    check_threads([Setup("headrace", "m"), Setup("llama.cpp", "m", threads=4, threads_batch=4)], None)
+    ours = EngineSetup("headrace", "m", threads=4, threads_batch=4)
+    check_threads([ours, EngineSetup("mlx-lm", "m"), EngineSetup("llama.cpp", "m", threads=4, threads_batch=4)], None)
+    check_threads([EngineSetup("headrace", "m"), EngineSetup("llama.cpp", "m", threads=4, threads_batch=4)], None)
     with pytest.raises(UsageError, match="prefills on 8"):
-        check_threads([ours, Setup("llama.cpp", "m", threads=4, threads_batch=8)], None)
+        check_threads([ours, EngineSetup("llama.cpp", "m", threads=4, threads_batch=8)], None)
     with pytest.raises(UsageError, match="--peer-threads is 2"):
-        check_threads([ours, Setup("llama.cpp", "m", threads=4, threads_batch=4)], 2)
+        check_threads([ours, EngineSetup("llama.cpp", "m", threads=4, threads_batch=4)], 2)
 
 
 @pytest.mark.peer

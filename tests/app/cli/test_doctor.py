@@ -13,14 +13,14 @@ from huggingface_hub import constants
 import headrace
 from headrace.app.cli.doctor import diagnosis
 from headrace.app.cli.doctor.command import _draw, _plain, doctor, document, sections
-from headrace.app.cli.doctor.diagnosis import PACKAGES, DefaultModel, Finding, Place, Report, findings
+from headrace.app.cli.doctor.diagnosis import PACKAGES, DefaultModel, DoctorReport, Finding, Place, findings
 from headrace.app.config.settings import settings_path, write_default
 from headrace.app.sessions.store import SessionStore, database_path
 from headrace.app.versions import own_source, shadowed
 from headrace.models.registry.store import Store
 from headrace.runtime.machine import bandwidth, peaks
 from headrace.runtime.machine.hardware import Machine, PowerState
-from headrace.runtime.machine.memory import Budget
+from headrace.runtime.machine.memory import MemoryBudget
 from headrace.runtime.machine.peaks import Peak
 from headrace.runtime.machine.sensors import Readings
 from tests.app.cli.test_models import install
@@ -30,7 +30,7 @@ from tests.support.tiny import write_model
 
 GIB = 2**30
 
-MAC = Report(
+MAC = DoctorReport(
     machine=Machine(
         backend="metal",
         device_name="Apple M4 Max",
@@ -43,7 +43,7 @@ MAC = Report(
         usable_cores=16,
         isa=frozenset(),
     ),
-    budget=Budget(107 * GIB, 107 * GIB, 5 * GIB, "recommended working set"),
+    budget=MemoryBudget(107 * GIB, 107 * GIB, 5 * GIB, "recommended working set"),
     peak=Peak(480e9, 478e9, 492e9, 60, GIB, "mx.sum float32", "2026-11-20T05:46:44Z"),
     power=PowerState(
         on_battery=False, battery_percent=96, low_power_mode=False, throttled=False, thermal_pressure="nominal"
@@ -75,7 +75,7 @@ LINUX = replace(
 )
 
 
-def what(report: Report) -> list[str]:
+def what(report: DoctorReport) -> list[str]:
     return [f"{finding.severity}: {finding.what}" for finding in findings(report)]
 
 
@@ -91,7 +91,7 @@ def test_healthy_machines_have_no_findings() -> None:
         (replace(MAC, power=PowerState(False, 40, False, False, "moderate")), ["warm"]),
         (replace(MAC, system={"sysctl.proc_translated": "1"}), ["broken: this Python runs under Rosetta"]),
         (replace(MAC, swap_used=6 * GIB), ["6.00 GiB of swap"]),
-        (replace(MAC, budget=Budget(8 * GIB, GIB, GIB // 2, "free")), ["little memory"]),
+        (replace(MAC, budget=MemoryBudget(8 * GIB, GIB, GIB // 2, "free")), ["little memory"]),
         (replace(MAC, peak=replace(MAC.peak, bytes_per_second=100e9) if MAC.peak else None), ["under half"]),
         (replace(LINUX, peak=replace(LINUX.peak, busy=True) if LINUX.peak else None), ["while other programs"]),
         (replace(MAC, versions={**MAC.versions, "gguf": None}), ["broken: not installed: gguf"]),
@@ -107,7 +107,7 @@ def test_healthy_machines_have_no_findings() -> None:
         (replace(MAC, machine=None, failures=[Finding("broken", "MLX does not work here: x", "y")]), ["MLX does not"]),
     ],
 )
-def test_each_problem_is_reported_with_a_hint(report: Report, expected: list[str]) -> None:
+def test_each_problem_is_reported_with_a_hint(report: DoctorReport, expected: list[str]) -> None:
     found = what(report)
     assert len(found) == len(expected)
     assert all(part in line for part, line in zip(expected, found, strict=True))
@@ -115,7 +115,7 @@ def test_each_problem_is_reported_with_a_hint(report: Report, expected: list[str
 
 
 def test_a_small_address_space_is_not_reported_as_little_memory() -> None:
-    [found] = findings(replace(LINUX, budget=Budget(GIB, GIB, GIB, "address space (ulimit -v)")))
+    [found] = findings(replace(LINUX, budget=MemoryBudget(GIB, GIB, GIB, "address space (ulimit -v)")))
     assert "ulimit" in found.do
 
 
@@ -219,7 +219,7 @@ def test_broken_things_come_first() -> None:
 
 
 @pytest.mark.parametrize("report", [MAC, LINUX, replace(MAC, machine=None, budget=None, peak=None)])
-def test_reports_have_no_escapes_and_are_valid_json(report: Report) -> None:
+def test_reports_have_no_escapes_and_are_valid_json(report: DoctorReport) -> None:
     text = _plain(sections(report), findings(report))
     assert "\x1b" not in text
     assert all(len(line) <= 100 for line in text.splitlines())
@@ -363,7 +363,7 @@ def test_a_folder_that_cannot_be_made_is_not_writable(tmp_path: Path) -> None:
     "report", [MAC, LINUX, replace(MAC, power=PowerState(True, 40, True, True), swap_used=9 * GIB)]
 )
 def test_drawn_report_fits_eighty_columns(
-    report: Report, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    report: DoctorReport, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     _draw(sections(report), findings(report))

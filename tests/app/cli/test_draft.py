@@ -22,7 +22,7 @@ from headrace.models.loading.load import load_model
 from headrace.models.registry.resolve import resolve
 from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.errors import NotEnoughMemoryError, UsageError
-from headrace.runtime.machine.memory import Budget
+from headrace.runtime.machine.memory import MemoryBudget
 from headrace.runtime.metrics.cost import LayerKV
 from tests.support.hosted import begin
 from tests.support.tiny_chat import write_chat_model
@@ -69,7 +69,7 @@ def test_an_answer_is_the_same_with_a_draft(model: Path, options: tuple[str, ...
 def test_a_draft_with_too_much_kv_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     kv = [LayerKV(2, 64), LayerKV(1, 32)]  # the model's, the draft's
     for free, fits in ((160 * 100, True), (160 * 60, False)):
-        found = Budget(total=1 << 30, free=free, reserve=0, source="available RAM")
+        found = MemoryBudget(total=1 << 30, free=free, reserve=0, source="available RAM")
         monkeypatch.setattr("headrace.models.loading.draft.memory.budget", lambda found=found: found)
         with nullcontext() if fits else pytest.raises(NotEnoughMemoryError, match="100") as raised:
             check_memory(kv, 100, "tiny")

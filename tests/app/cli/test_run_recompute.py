@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.app.answer.answer import Answer, Prompt
+from headrace.app.answer.answer import Answer, EncodedPrompt
 from headrace.app.answer.sentence import OTHERS, sentence
 from headrace.app.cli.run.report import RunReport, document, run_trace, summary_line, table
 from headrace.runtime.engine.request import Finished, Request, Step
@@ -72,7 +72,7 @@ def finished(waits: Sequence[tuple[float, int]], reason: Any, ended_by_token: bo
     alone = ended_by_token and not steps[-1].tokens
     stop = (9 if ended_by_token else None, steps.pop().record if alone else None)
     peak = peaks.summarise([5e10], pass_bytes=1, method="made up", source="bench")
-    answer: Any = Answer(Prompt([1] * PROMPT), Request([1] * PROMPT), TOKENIZER)
+    answer: Any = Answer(EncodedPrompt([1] * PROMPT), Request([1] * PROMPT), TOKENIZER)
     answer.steps, answer.finished = steps, Finished(reason, summary, *stop)
     return RunReport(
         model=MODEL, answer=answer, load_s=0.0, session=None, sampling_source="default",

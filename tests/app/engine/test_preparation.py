@@ -10,7 +10,7 @@ import pytest
 
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.config.load_options import ModelSpec
-from headrace.app.engine.commands import Cancel, Command, CountTokens, Generate
+from headrace.app.engine.commands import Cancel, CountTokens, EngineCommand, Generate
 from headrace.app.engine.events import Abandoned, Done, Event, Failed, TokensCounted
 from headrace.app.engine.host import EngineHost
 from headrace.app.engine.preparation import LONG_TEXT
@@ -38,7 +38,7 @@ class Engine:
         self.host = EngineHost.load(ModelSpec(str(model), serving=True), lambda *_: None)
         ours, theirs = socket_pair()
         _SOCKETS.append(ours)
-        self._ours = Channel[Command, Event](ours)
+        self._ours = Channel[EngineCommand, Event](ours)
         self._server = Server(Inbox(Channel(theirs)), self._take)
         self._server._host = self.host
         answerer = self.host._answerer
@@ -51,7 +51,7 @@ class Engine:
     def pending(self) -> int:
         return self._server._preparation.pending
 
-    def send(self, *commands: Command) -> None:
+    def send(self, *commands: EngineCommand) -> None:
         for command in commands:
             self._ours.send(command, waits=True)
 
@@ -88,7 +88,7 @@ def ids(engine: Engine) -> list[int | None]:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("slow", [Generate(1, LONG, SHORT_ANSWER), Generate(1, HELLO, JSON), CountTokens(1, LONG)])
-def test_a_slow_request_delays_no_other(engine: Engine, slow: Command) -> None:
+def test_a_slow_request_delays_no_other(engine: Engine, slow: EngineCommand) -> None:
     engine.send(slow, Generate(2, HELLO, SHORT_ANSWER), CountTokens(3, HELLO), Generate(4, HELLO, SHORT_ANSWER))
     engine.run(until=3)
     assert sorted(map(str, ids(engine))) == ["2", "3", "4"]
@@ -98,7 +98,7 @@ def test_a_slow_request_delays_no_other(engine: Engine, slow: Command) -> None:
 
 
 @pytest.mark.parametrize("slow", [Generate(1, LONG, SHORT_ANSWER), CountTokens(1, LONG)])
-def test_a_slow_request_can_be_cancelled(engine: Engine, slow: Command) -> None:
+def test_a_slow_request_can_be_cancelled(engine: Engine, slow: EngineCommand) -> None:
     engine.send(slow, Cancel(1))
     engine.run(until=1)
     assert engine.ended == [Abandoned(1)]

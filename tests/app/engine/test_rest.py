@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.app.engine.commands import Command, Generate, Rest
+from headrace.app.engine.commands import EngineCommand, Generate, Rest
 from headrace.app.engine.preparation import Prepared
 from headrace.app.engine.process import Server
 
@@ -54,12 +54,12 @@ class Host:
 class Inbox:
     """Commands; None is a time-out."""
 
-    def __init__(self, commands: list[Command | None]) -> None:
-        self._commands: Iterator[Command | None] = iter(commands)
+    def __init__(self, commands: list[EngineCommand | None]) -> None:
+        self._commands: Iterator[EngineCommand | None] = iter(commands)
         self._prepared: SimpleQueue[Prepared] = SimpleQueue()
         self.put = self._prepared.put
 
-    def next(self, timeout: float | None, *, joins: bool = False) -> Command | Prepared | None:
+    def next(self, timeout: float | None, *, joins: bool = False) -> EngineCommand | Prepared | None:
         if joins:
             return self._prepared.get(timeout=9)
         for command in self._commands:

@@ -23,7 +23,7 @@ from headrace.app.hosts import processes, start
 from headrace.app.hosts.facts import model_digest, own_versions
 from headrace.app.hosts.hostfile import Host, Hosts
 from headrace.app.hosts.load import load_on_hosts
-from headrace.app.hosts.probe import Measured, answer_probe, measure_link
+from headrace.app.hosts.probe import LinkSpeed, answer_probe, measure_link
 from headrace.app.hosts.split_choice import chosen_split, link_between, targets_of
 from headrace.app.hosts.start import Ranks, described_model
 from headrace.models.registry.resolve import ResolvedModel, resolve
@@ -296,7 +296,7 @@ def test_the_split_is_chosen_by_bandwidth_and_link(tmp_path: Path) -> None:
     machine = {"device": "x", "backend": "cpu", "bandwidth": 50e9, "usable_memory": 8 << 30}
     reports = [{"machine": machine}, {"machine": {**machine, "bandwidth": None}}]
     hosts = two(ssh="other")
-    slow = [Measured(5e-3, 1e8)]
+    slow = [LinkSpeed(5e-3, 1e8)]
     assert chosen_split("tensor", folder, hosts, reports, slow).kind == "tensor"
     split = chosen_split("auto", folder, hosts, reports, slow)
     assert split.kind == "pipeline"

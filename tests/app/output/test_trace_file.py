@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.app.engine.events import Prefill
-from headrace.app.output.trace_file import Span, TracedSequence, prefill_spans, trace
+from headrace.app.output.trace_file import TracedSequence, TraceSpan, prefill_spans, trace
 from headrace.app.tui.metrics.facts import facts
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.metrics.traced import traced
@@ -84,7 +84,7 @@ def test_any_steps_make_a_valid_file(
     streams: list[list[tuple[float, int, int]]], bandwidth: float | None, waits: list[float]
 ) -> None:
     ends = [sum(waits[: n + 1]) for n in range(len(waits))]
-    before = [Span("tokenize", 0.0, 0.0), *prefill_spans(0.0, [(at, 32 * n) for n, at in enumerate(ends, 1)])]
+    before = [TraceSpan("tokenize", 0.0, 0.0), *prefill_spans(0.0, [(at, 32 * n) for n, at in enumerate(ends, 1)])]
     start = sum(waits)
     sequences = [TracedSequence(f"sequence {n}", before, start, steps_of(drawn)) for n, drawn in enumerate(streams)]
     slices = check(trace(sequences, bandwidth, {"model": "m"}))
@@ -93,7 +93,7 @@ def test_any_steps_make_a_valid_file(
         assert len(events) == len(drawn)
         assert math.isclose(sum(event["dur"] for event in events), sum(1e6 * one[0] for one in drawn), abs_tol=0.1)
         assert len(slices[2 * number + 2, "draft"]) == sum(proposed > 0 for _, proposed, _ in drawn)
-    assert prefill_spans(1.0, [(2.0, 0), (3.0, 32), (4.0, 32)]) == [Span("prefill chunk", 2.0, 3.0, 32)]
+    assert prefill_spans(1.0, [(2.0, 0), (3.0, 32), (4.0, 32)]) == [TraceSpan("prefill chunk", 2.0, 3.0, 32)]
 
 
 def test_the_view_traces_the_latest_answer_or_all_parallel_ones() -> None:

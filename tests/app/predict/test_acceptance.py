@@ -6,12 +6,12 @@ import pytest
 
 from headrace.app.predict.acceptance import DRAFT_LENGTHS, best_draft, break_even, tokens_per_step
 from headrace.app.predict.document import acceptance_prediction
-from headrace.app.predict.prediction import Target, verifying_seconds
+from headrace.app.predict.prediction import TargetMachine, verifying_seconds
 from headrace.app.predict.view import show_acceptance
 from headrace.models.registry.catalog import find
 
 SHAPE = find("llama-3.1-8b").step_shape
-CHIP = Target("chip", 100e9, 10 * 2**30, apple=True)
+CHIP = TargetMachine("chip", 100e9, 10 * 2**30, apple=True)
 
 
 def test_a_step_emits_accepted_tokens_and_one_more() -> None:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.app.predict.fit_store import KEPT, refusal, remember, remembered
-from headrace.app.predict.step_cost_fit import FittedPoint, StepCost
+from headrace.app.predict.step_cost_fit import FittedPoint, StepCostFit
 from headrace.runtime.machine import peaks
 from headrace.runtime.machine.hardware import machine
 
@@ -26,12 +26,12 @@ def measured(fixed_ms: float, gb_s: float, name: str, *, quiet: bool = True) -> 
     keep(step_cost(fixed_ms, gb_s), name, quiet=quiet)
 
 
-def keep(fit: StepCost, name: str, *, quiet: bool) -> str | None:
+def keep(fit: StepCostFit, name: str, *, quiet: bool) -> str | None:
     return remember(machine(), fit, unsure=0.01, created="2026-01-02T03:04:05Z", command=name, quiet=quiet)
 
 
-def step_cost(fixed_ms: float, gb_s: float) -> StepCost:
-    return StepCost(
+def step_cost(fixed_ms: float, gb_s: float) -> StepCostFit:
+    return StepCostFit(
         fixed_ms=fixed_ms,
         effective_bandwidth_gb_s=gb_s,
         largest_residual=0.01,

@@ -14,7 +14,7 @@ from headrace.app.predict.chip_names import machine_targets
 from headrace.app.predict.hosts import HostsPrediction, allowed, predict_hosts, split_layers, tensor_shares, waits
 from headrace.app.predict.hosts_document import hosts_prediction, links_between
 from headrace.app.predict.links import links
-from headrace.app.predict.prediction import Target
+from headrace.app.predict.prediction import TargetMachine
 from headrace.app.predict.prediction import predict as predict_one
 from headrace.models.cost.costs import working_memory
 from headrace.models.registry.catalog import find
@@ -27,7 +27,7 @@ IDEAL = replace(TB5, latency=0.0, bandwidth=1e18)
 TWO = machine_targets("2x M4 Max 128 GB")
 
 
-def computed(targets: list[Target], way: Any, link: Any = IDEAL) -> HostsPrediction:
+def computed(targets: list[TargetMachine], way: Any, link: Any = IDEAL) -> HostsPrediction:
     return predict_hosts(SHAPE, targets, link, 1000, way=way)
 
 
@@ -168,7 +168,9 @@ def test_predictions_are_near_published_figures() -> None:
         ({"splits": (("tensor",), ("pipeline",))}, [TWO[0], replace(TWO[1], apple=False)], []),
     ],
 )
-def test_only_ways_that_all_machines_run_are_predicted(changes: Any, machines: list[Target], ways: list[str]) -> None:
+def test_only_ways_that_all_machines_run_are_predicted(
+    changes: Any, machines: list[TargetMachine], ways: list[str]
+) -> None:
     shape = replace(SHAPE, **changes)
     assert allowed(shape, machines) == ways
     if ways:

@@ -11,7 +11,7 @@ from headrace.app.predict.chip_names import chip_targets, known_targets, usable_
 from headrace.app.predict.document import catalog_fit, explanation, prediction
 from headrace.app.predict.fit_store import MeasuredFit
 from headrace.app.predict.prediction import (
-    Target,
+    TargetMachine,
     fitting_kv,
     largest_context,
     levers,
@@ -45,7 +45,7 @@ def of(engine: str, *kinds: str) -> list[PublishedPoint]:
     return [point for point in points() if point.engine == engine and (not kinds or point.kind in kinds)]
 
 
-def chip_target(text: str, memory_gb: int | None = None) -> Target:
+def chip_target(text: str, memory_gb: int | None = None) -> TargetMachine:
     (target,) = chip_targets(text, memory_gb)
     return target
 
@@ -170,7 +170,7 @@ def test_families_have_their_kernels(family: str, kernels: int) -> None:
 
 
 def test_roofline_memory_and_context_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = Target("chip", 100e9, 10 * 2**30, apple=True)
+    target = TargetMachine("chip", 100e9, 10 * 2**30, apple=True)
     assumed = Assumptions(0.5, 100.0)
     monkeypatch.setattr("headrace.app.predict.prediction.assumptions", lambda _: assumed)
     found = predict(SHAPE, target, 1000)
@@ -187,7 +187,7 @@ def test_roofline_memory_and_context_by_hand(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_formats_of_kv_change_memory_and_bytes_and_nothing_else() -> None:
-    target = Target("chip", 100e9, 10 * 2**30, apple=True)
+    target = TargetMachine("chip", 100e9, 10 * 2**30, apple=True)
     usual = SHAPE
     packed = SHAPE.with_kv(Q8)
     assert packed.with_kv(Q4) == SHAPE.with_kv(Q4)  # of whatever it was before
@@ -210,7 +210,7 @@ def test_formats_of_kv_change_memory_and_bytes_and_nothing_else() -> None:
 
 def test_a_fit_of_this_machine_goes_before_published_constants() -> None:
     fit = MeasuredFit(0.001, 20e9, 1e8, "2026-01-02T03:04:05Z", "headrace bench -d 0,2048", quiet=True)
-    target = Target("here", 50e9, None, apple=False, fit=fit)
+    target = TargetMachine("here", 50e9, None, apple=False, fit=fit)
     found = predict(SHAPE, target, 0)
     assert found.expected == pytest.approx(1 / fit.seconds(found.step_bytes))
     assert found.fits is None
@@ -228,7 +228,7 @@ def test_where_nothing_supports_an_expectation_there_is_none() -> None:
 
 def test_nothing_is_expected_above_the_roofline() -> None:
     fit = MeasuredFit(0.0, 78.9e9, 1e8, "2026-01-02T03:04:05Z", "headrace bench", quiet=True)
-    target = Target("here", 13.6e9, None, apple=False, fit=fit)
+    target = TargetMachine("here", 13.6e9, None, apple=False, fit=fit)
     for context in (0, 100, 1000):
         found = predict(SHAPE, target, context)
         assert found.expected == pytest.approx(found.roofline)
@@ -245,7 +245,7 @@ def test_sequences_that_take_turns_read_the_weights_each(changes: dict[str, int]
 
 
 def test_users_share_the_weights_of_a_step_and_nothing_else() -> None:
-    target = Target("chip", 100e9, 16 * 2**30, apple=True, flops=10e12)
+    target = TargetMachine("chip", 100e9, 16 * 2**30, apple=True, flops=10e12)
     one, many, far = (predict(SHAPE, target, *asked) for asked in ((0, 1), (0, 8), (60_000, 2)))
     assert (one.weight_bytes, many.weight_bytes) == (SHAPE.cost.weight_bytes, SHAPE.cost.weight_bytes)
     assert many.kv_bytes == 8 * one.kv_bytes
@@ -262,8 +262,8 @@ def test_users_share_the_weights_of_a_step_and_nothing_else() -> None:
     assert most
     assert predict(SHAPE, target, 1000, most).fits
     assert not predict(SHAPE, target, 1000, most + 1).fits
-    assert most_sequences(SHAPE, Target("small", 1e9, 2**30, apple=True), 1000) == 0
-    assert most_sequences(SHAPE, Target("unknown", 1e9, None, apple=True), 1000) is None
+    assert most_sequences(SHAPE, TargetMachine("small", 1e9, 2**30, apple=True), 1000) == 0
+    assert most_sequences(SHAPE, TargetMachine("unknown", 1e9, None, apple=True), 1000) is None
 
 
 def test_users_of_a_mixture_read_more_experts() -> None:
@@ -275,7 +275,7 @@ def test_users_of_a_mixture_read_more_experts() -> None:
 
 
 def test_a_model_that_does_not_fit_has_no_context() -> None:
-    assert largest_context(SHAPE, Target("small", 1e9, 2**30, apple=True)) == 0
+    assert largest_context(SHAPE, TargetMachine("small", 1e9, 2**30, apple=True)) == 0
 
 
 def test_changes_move_the_speed_in_the_expected_direction() -> None:
@@ -352,7 +352,7 @@ def test_the_document_has_targets_levers_and_assumptions() -> None:
 
 
 def test_a_model_that_does_not_fit_has_no_speed_but_changes_that_make_it_fit() -> None:
-    target = Target("chip", 100e9, 6 * 2**30, apple=True)
+    target = TargetMachine("chip", 100e9, 6 * 2**30, apple=True)
     shape = SHAPE.stored_at(8)
     found = predict(shape, target, 1000)
     assert (found.fits, found.expected) == (False, None)

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.app.predict.chip_names import chip_targets
 from headrace.app.predict.document import catalog_fit
-from headrace.app.predict.prediction import Target
+from headrace.app.predict.prediction import TargetMachine
 from headrace.app.predict.recommend import (
     LEAST_TOKENS_PER_SECOND,
     MEMORY_SHARE,
@@ -21,7 +21,7 @@ from headrace.models.registry.resolve import DEFAULT_MODEL
 from tests.support.commands import headrace
 
 GIB = 1 << 30
-LAPTOP = Target("a laptop", bandwidth=34e9, memory=20 * GIB, apple=False)
+LAPTOP = TargetMachine("a laptop", bandwidth=34e9, memory=20 * GIB, apple=False)
 
 
 def test_ranks_list_catalog_models_once_without_the_sample_model() -> None:
@@ -33,7 +33,7 @@ def test_ranks_list_catalog_models_once_without_the_sample_model() -> None:
 
 
 @pytest.mark.parametrize("target", [LAPTOP, *chip_targets("M4", 16), *chip_targets("M4 Max", 64)])
-def test_a_recommended_model_is_the_first_of_its_rank_that_fits_and_is_fast_enough(target: Target) -> None:
+def test_a_recommended_model_is_the_first_of_its_rank_that_fits_and_is_fast_enough(target: TargetMachine) -> None:
     rows = {row["model"]: row for row in catalog_fit(target, 4096)["models"]}
     chosen = recommendations(target)
     assert chosen.keys() == load_ranks().keys()
@@ -45,7 +45,7 @@ def test_a_recommended_model_is_the_first_of_its_rank_that_fits_and_is_fast_enou
         assert chosen[use].tokens_per_second == pytest.approx(rows[good[0]]["expected"] or rows[good[0]]["roofline"])
 
 
-def _is_good(row: dict, target: Target) -> bool:
+def _is_good(row: dict, target: TargetMachine) -> bool:
     assert target.memory is not None
     speed = row["expected"] if row["expected"] is not None else row["roofline"]
     return row["memory"] <= target.memory * MEMORY_SHARE and speed >= LEAST_TOKENS_PER_SECOND

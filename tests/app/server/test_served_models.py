@@ -17,7 +17,7 @@ from headrace.app.server.models import InstalledModel, model_named
 from headrace.app.server.served_models import ServedModels, memory_needed
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.shape_sources import shape_of_checkpoint
-from headrace.runtime.machine.memory import Budget
+from headrace.runtime.machine.memory import MemoryBudget
 from tests.app.scripted_engine import CARD
 from tests.support.patience import PATIENCE_S
 from tests.support.tiny_chat import write_chat_model
@@ -42,7 +42,7 @@ class Engine:
         self.stopping: ApiError | None = None
         cost = replace(CARD.cost, kv=[])
         machine = replace(CARD.machine, backend="metal")
-        budget = Budget(4 * GB, 5 * GB // 2, 0, "recommended working set")
+        budget = MemoryBudget(4 * GB, 5 * GB // 2, 0, "recommended working set")
         self.card = replace(
             CARD, name=name, cost=cost, weight_bytes=GB, active_memory_bytes=GB, budget=budget, machine=machine
         )

@@ -15,7 +15,7 @@ import pytest
 
 from headrace.app import api
 from headrace.app.answer.tools import read_tools
-from headrace.app.batch.line import Defaults, Line
+from headrace.app.batch.line import BatchDefaults, BatchLine
 from headrace.app.batch.parse import parse_line
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.models.text.tokenizer import Tokenizer
@@ -192,8 +192,8 @@ def keeps_conversations(client: httpx.Client, home: Path, model: str) -> None:
         for door, prompt in prompts.items():
             assert [word for word in words if word not in prompt] == [], (model, name, door)
         line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
-        parsed = parse_line(json.dumps(line).encode(), 1, Defaults())
-        assert isinstance(parsed, Line), (name, parsed)
+        parsed = parse_line(json.dumps(line).encode(), 1, BatchDefaults())
+        assert isinstance(parsed, BatchLine), (name, parsed)
         tools = read_tools(TOOLS)
         for asked in (parsed.prompt, api._messages(messages)):
             assert tokenizer.decode(encoder.encode(asked, tools=tools), skip_special=False) == chat, (model, name)

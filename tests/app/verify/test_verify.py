@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from headrace.app.cli.verify import verify
-from headrace.app.verify.checks import KVChange, Plan, Verification
+from headrace.app.verify.checks import KVChange, Verification, VerifyPlan
 from headrace.app.verify.expectation import expectation
 from headrace.app.verify.interfaces import Interfaces
 from headrace.app.verify.trace import Trace, compare
@@ -106,7 +106,7 @@ def test_an_entry_that_changes_on_disk_is_found(model: Path, monkeypatch: pytest
 
     monkeypatch.setattr(disk, "_bytes", damaged)
     loaded = load(model)
-    rows = {row.name: row for row in Verification(loaded, expectation(loaded), Plan(4, 2)).run()}
+    rows = {row.name: row for row in Verification(loaded, expectation(loaded), VerifyPlan(4, 2)).run()}
     (wrong,) = (row for row in rows.values() if not row.passed)
     assert wrong.name == "after a restart, K/V from disk"
     assert KVChange(1, 0) in wrong.kv_changes
@@ -125,7 +125,7 @@ def test_one_bit_of_an_unlikely_logit_is_found(model: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(Decoder, "logits", broken)
     loaded = load(model)
-    rows = list(Verification(loaded, expectation(loaded), Plan(6, 4)).run())
+    rows = list(Verification(loaded, expectation(loaded), VerifyPlan(6, 4)).run())
     assert "4 at a time" in [row.name for row in rows if not row.passed]
     assert not any(row.flips for row in rows)
 
@@ -160,11 +160,11 @@ def test_answers_are_close_where_equal_bits_are_not_expected(plain: Path, monkey
     loaded = load(plain)
     expected = expectation(loaded)
     assert not expected.exact
-    rows = list(Verification(loaded, expected, Plan(6, 3)).run())
+    rows = list(Verification(loaded, expected, VerifyPlan(6, 3)).run())
     assert {row.result for row in rows} <= {"equal", "close", "near ties"}
     logits = Decoder.logits
     monkeypatch.setattr(Decoder, "logits", lambda self, x: logits(self, x) * (1.0 if x.shape[0] < 2 else 0.5))
-    assert "differs" in {row.result for row in Verification(loaded, expected, Plan(6, 3)).run()}
+    assert "differs" in {row.result for row in Verification(loaded, expected, VerifyPlan(6, 3)).run()}
 
 
 @needs_kernels
@@ -191,7 +191,7 @@ def test_an_interface_with_other_logits_is_found(model: Path, tmp_path: Path, mo
     logits = Decoder.logits
     monkeypatch.setattr(Decoder, "logits", lambda self, x: logits(self, x) * 1.001)
     loaded = load(model)
-    rows = Interfaces(loaded, expectation(loaded), Plan(4, 1), model, {}).run()
+    rows = Interfaces(loaded, expectation(loaded), VerifyPlan(4, 1), model, {}).run()
     row = next(rows)
     assert (row.name, row.result) == ("Python API, alone", "differs")
     assert row.largest_gap > 0

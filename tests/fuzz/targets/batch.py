@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.app.answer.options import AnswerOptions
-from headrace.app.batch.line import BadLine, Defaults, Line
+from headrace.app.batch.line import BadLine, BatchDefaults, BatchLine
 from headrace.app.batch.output import ResultFile, line_of
 from headrace.app.batch.parse import parse_lines
 from headrace.app.batch.result import failure
@@ -27,7 +27,7 @@ _LINES: tuple[dict[str, Any], ...] = (
      "body": {"model": "tiny", "messages": _ASKED, "n": 1, "stream": False, "user": "u", **_OPTIONS}},
     {"custom_id": "r", "url": "/v1/completions", "body": {"prompt": "Once", "max_completion_tokens": 9}},
 )  # fmt: skip
-_DEFAULTS = Defaults(options=AnswerOptions(max_tokens=9), system="short", model="tiny", names=frozenset({"tiny"}))
+_DEFAULTS = BatchDefaults(options=AnswerOptions(max_tokens=9), system="short", model="tiny", names=frozenset({"tiny"}))
 
 
 class Lines:
@@ -48,7 +48,7 @@ class Lines:
 
     def run(self, given: list[bytes]) -> None:
         for line in parse_lines(given, _DEFAULTS):
-            assert isinstance(line, Line | BadLine)
+            assert isinstance(line, BatchLine | BadLine)
             error = line.error if isinstance(line, BadLine) else HeadraceError("x")
             written = line_of(failure(line, error))
             assert written.count(b"\n") == 1

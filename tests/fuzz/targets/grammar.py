@@ -9,7 +9,7 @@ from headrace.models.text.structured.grammars import Grammars
 from headrace.models.text.structured.schema_check import schema_text
 from headrace.models.text.structured.source import GrammarSource
 from headrace.models.text.tokenizer import Tokenizer
-from headrace.models.text.tools.form import Marks
+from headrace.models.text.tools.form import MarkupTokens
 from headrace.models.text.tools.stream import ToolStream
 from headrace.models.text.tools.table import FORMS
 from headrace.models.text.tools.use import ToolUse
@@ -87,7 +87,7 @@ class ToolText:
     def run(self, given: tuple[str, list[str]]) -> None:
         name, pieces = given
         use = ToolUse(TOOLS.definitions)
-        marks = Marks((), lambda _: None, frozenset())
+        marks = MarkupTokens((), lambda _: None, frozenset())
         stream = ToolStream(FORMS[name][1](marks, use.tools, ""), marks)
         for piece in pieces:
             _check(stream.feed(piece))

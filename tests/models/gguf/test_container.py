@@ -7,7 +7,7 @@ import gguf
 import pytest
 
 from headrace.models.gguf.container import open_container
-from headrace.models.gguf.header import Texts
+from headrace.models.gguf.header import StringList
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.vocabulary import read_vocabulary
 from headrace.runtime.errors import CheckpointError
@@ -21,7 +21,9 @@ def test_metadata_and_tensors_equal_those_of_the_gguf_library(variant: str, tmp_
     container = open_container(path)
     reader = gguf.GGUFReader(path)
     theirs = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
-    ours = {key: value.decode() if isinstance(value, Texts) else value for key, value in container.metadata.items()}
+    ours = {
+        key: value.decode() if isinstance(value, StringList) else value for key, value in container.metadata.items()
+    }
     assert ours == theirs
     assert [type(value) for value in ours.values()] == [type(value) for value in theirs.values()]
     assert list(container.tensors) == [tensor.name for tensor in reader.tensors]

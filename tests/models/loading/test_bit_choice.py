@@ -6,10 +6,10 @@ from itertools import product
 import pytest
 
 from headrace.models.checkpoint.quantization import Groups
-from headrace.models.loading.bit_choice import Option, choose, least_bytes
+from headrace.models.loading.bit_choice import PartFormat, choose, least_bytes
 
 
-def random_parts(seed: int) -> list[list[Option]]:
+def random_parts(seed: int) -> list[list[PartFormat]]:
     """Four parts with four formats each: a width halves the error per bit, unevenly."""
     draw = random.Random(seed)
     parts = []
@@ -18,14 +18,14 @@ def random_parts(seed: int) -> list[list[Option]]:
         kl = draw.uniform(0.001, 1.0)
         parts.append(
             [
-                Option(Groups(bits, 64), weights * bits // 8, kl * 4.0**-bits * draw.uniform(0.8, 1.25))
+                PartFormat(Groups(bits, 64), weights * bits // 8, kl * 4.0**-bits * draw.uniform(0.8, 1.25))
                 for bits in (2, 3, 4, 8)
             ]
         )
     return parts
 
 
-def total_kl(chosen: list[Option]) -> float:
+def total_kl(chosen: list[PartFormat]) -> float:
     return sum(option.kl for option in chosen)
 
 

@@ -25,7 +25,7 @@ from headrace.runtime import ops
 from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import CheckpointError, NotEnoughMemoryError, UnsupportedModelError, UsageError
 from headrace.runtime.machine import memory
-from headrace.runtime.machine.memory import Budget
+from headrace.runtime.machine.memory import MemoryBudget
 from headrace.runtime.network import Network
 from headrace.runtime.ops import native
 from headrace.runtime.ops.kv_format import FLOAT16, K8V4, Q4, Q8, KVFormat
@@ -49,7 +49,7 @@ def working(directory: Path) -> int:
 
 
 def with_memory(monkeypatch: pytest.MonkeyPatch, usable: int | None) -> None:
-    found = None if usable is None else Budget(total=2 * usable, free=usable, reserve=0, source="available RAM")
+    found = None if usable is None else MemoryBudget(total=2 * usable, free=usable, reserve=0, source="available RAM")
     monkeypatch.setattr(memory, "budget", lambda: found)
 
 

@@ -10,7 +10,7 @@ import pytest
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine import engine as engines
 from headrace.runtime.engine.engine import Engine
-from headrace.runtime.engine.request import Failed, Finished, Request, Step
+from headrace.runtime.engine.request import Finished, Request, SequenceFailed, Step
 from headrace.runtime.errors import EngineError, UsageError
 from headrace.runtime.sampling.params import SamplingParams
 from tests.support.speculating import oracle, run, speculating
@@ -180,7 +180,7 @@ def test_a_constraint_that_fails_ends_its_sequence_alone(either: Decoder, alone:
             return super().masks(draft_tokens)
 
     failed, other = run(Engine(either, context_limit=256), [_request(0, grammar=Failing()), REQUESTS[1]])
-    assert isinstance(failed[-1], Failed)
+    assert isinstance(failed[-1], SequenceFailed)
     assert "too complex" in str(failed[-1].error)
     assert _tokens(failed) == alone[0][:6]
     assert _tokens(other) == alone[1]
@@ -191,7 +191,7 @@ def test_a_bias_against_all_allowed_tokens_is_an_error(either: Decoder) -> None:
     first = REQUESTS[0].grammar.start().masks([])[0].tolist()
     bias = {index: float("-inf") for index in range(VOCAB) if first[index]}
     [events] = run(Engine(either, context_limit=256), [_request(0, sampling=SamplingParams(logit_bias=bias))])
-    assert isinstance(events[-1], Failed)
+    assert isinstance(events[-1], SequenceFailed)
     assert isinstance(events[-1].error, UsageError)
     assert "forbids every token that the grammar allows" in str(events[-1].error)
     wanted = run(

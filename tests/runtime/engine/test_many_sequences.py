@@ -14,7 +14,7 @@ import pytest
 
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.engine import Engine
-from headrace.runtime.engine.request import CancelFlag, Event, Failed, Finished, PrefillProgress, Request, Step
+from headrace.runtime.engine.request import CancelFlag, Event, Finished, PrefillProgress, Request, SequenceFailed, Step
 from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.errors import ContextLimitError, EngineError, NotEnoughMemoryError, UsageError
 from headrace.runtime.ops import reference
@@ -295,7 +295,7 @@ def test_an_error_of_one_sequence_ends_it_alone(network: Decoder, part: str) -> 
         setattr(broken.sampler, part, lambda *told: bool(wrong) or right(*told))
     events = drive(engine)
     last = events[broken].pop()
-    assert isinstance(last, Failed)
+    assert isinstance(last, SequenceFailed)
     assert isinstance(last.error, EngineError)
     assert str(last.error) == "the answer failed: ValueError: wrong"
     again = Request(prompt_of(8, 6), max_tokens=30, sampling=PENALISED)

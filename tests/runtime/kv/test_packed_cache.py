@@ -45,7 +45,7 @@ def of_format(directory: Path, kv: KVFormat) -> Decoder:
     return plain.with_kv(reference.packed_format(kv, plain.kv_shape.head_dim))
 
 
-def new_rows(coding: Coding, kv_heads: int, entries: int, head_dim: int) -> packed.Rows:
+def new_rows(coding: Coding, kv_heads: int, entries: int, head_dim: int) -> packed.PackedRows:
     return packed.pack(mx.zeros((1, kv_heads, entries, head_dim)), coding, mx.float16)
 
 
@@ -92,7 +92,7 @@ def test_attention_is_that_over_the_transformed_codes(
     q, k, v = np.split(each, [heads, heads + kv_heads])
     seen = []
     for rows, plain, coding in ((keys, k, kv.keys), (values, v, kv.values)):
-        exact = packed.Rows(rows.codes, rows.scales.astype(mx.float32), rows.offsets.astype(mx.float32))
+        exact = packed.PackedRows(rows.codes, rows.scales.astype(mx.float32), rows.offsets.astype(mx.float32))
         codes = np.array(packed._unpacked(exact, coding, mx.float32)[0, :, :length], np.float64)
         stored = plain @ hadamard(head_dim)
         assert (

@@ -67,7 +67,7 @@ def test_a_peak_slowed_by_other_programs_is_measured_again(monkeypatch: pytest.M
 )
 def test_each_thread_reads_a_separate_share_of_memory(kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not kernels:
-        monkeypatch.setattr(native, "status", lambda: native.Status(False, "not built here"))
+        monkeypatch.setattr(native, "status", lambda: native.NativeStatus(False, "not built here"))
     host = replace(hardware.machine(), backend="cpu", usable_cores=3)
     fastest = bandwidth.measure_peak(host=host)
     measured = {peak.method: peak for peak in peaks.measurements(host)}

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from headrace.runtime.machine.load import LEAST_S, CPUMeter, Load
+from headrace.runtime.machine.load import LEAST_S, CPUMeter, MachineLoad
 from headrace.runtime.machine.load_sampler import LoadSampler
 from headrace.runtime.machine.sensors import Readings
 
 TICK = os.sysconf("SC_CLK_TCK")
 
 
-def _load(cpus: int, busy: float, own: float) -> Load:
-    return Load(cpus, busy, own, memory_used=1 << 30, memory_total=8 << 30, swap_used=0)
+def _load(cpus: int, busy: float, own: float) -> MachineLoad:
+    return MachineLoad(cpus, busy, own, memory_used=1 << 30, memory_total=8 << 30, swap_used=0)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ import pytest
 
 from headrace.runtime.errors import NotEnoughMemoryError
 from headrace.runtime.machine import hardware, memory
-from headrace.runtime.machine.memory import Budget, budget, check_fits
+from headrace.runtime.machine.memory import MemoryBudget, budget, check_fits
 
 GIB = 2**30
-LIMIT = Budget(total=16 * GIB, free=11 * GIB, reserve=GIB, source="available RAM")
+LIMIT = MemoryBudget(total=16 * GIB, free=11 * GIB, reserve=GIB, source="available RAM")
 
 
 def test_fits_up_to_the_last_byte() -> None:

@@ -24,7 +24,7 @@ _emulates = pytest.mark.skipif(not emulator.AVAILABLE, reason="needs g++, and no
 
 @pytest.mark.skipif(not mx.metal.is_available(), reason="needs Metal")
 def test_metal_runs_the_kernels() -> None:
-    assert metal.status.__wrapped__() == metal.Status(True)
+    assert metal.status.__wrapped__() == metal.MetalStatus(True)
 
 
 def test_twins_run_where_a_kernel_differs_or_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,9 +34,9 @@ def test_twins_run_where_a_kernel_differs_or_breaks(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     for check, reason in ((lambda: "add_norms differs", "add_norms differs"), (breaks, "[metal] does not compile")):
         monkeypatch.setattr(metal, "checks", [check])
-        assert metal.status.__wrapped__() == metal.Status(False, reason)
+        assert metal.status.__wrapped__() == metal.MetalStatus(False, reason)
     monkeypatch.setattr(metal, "checks", [lambda: ""])
-    assert metal.status.__wrapped__() == metal.Status(True)
+    assert metal.status.__wrapped__() == metal.MetalStatus(True)
     monkeypatch.setenv("HEADRACE_KERNELS", "reference")
     assert not metal.status.__wrapped__().available
 
@@ -44,12 +44,12 @@ def test_twins_run_where_a_kernel_differs_or_breaks(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("status", "kernels", "reason"),
     [
-        (metal.Status(True), "metal", "Metal kernels"),
-        (metal.Status(False, "add_norms differs"), "reference", "differs"),
+        (metal.MetalStatus(True), "metal", "Metal kernels"),
+        (metal.MetalStatus(False, "add_norms differs"), "reference", "differs"),
     ],
 )
 def test_the_kernels_that_run_are_named(
-    monkeypatch: pytest.MonkeyPatch, status: metal.Status, kernels: str, reason: str
+    monkeypatch: pytest.MonkeyPatch, status: metal.MetalStatus, kernels: str, reason: str
 ) -> None:
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu, 0))

@@ -36,9 +36,9 @@ def test_metal_attention_matches_stock_operations(
     kv = reference.packed_format(kv, spec.head_dim)
     begin = 0 if spec.window is None else max(0, entries - queries - spec.window + 1)  # as `packed.attend` cuts them
 
-    def rows(seed: int, coding: Coding) -> packed.Rows:
+    def rows(seed: int, coding: Coding) -> packed.PackedRows:
         whole = packed.pack(_random((1, spec.kv_heads, 256, spec.head_dim), seed), coding, scales)
-        return packed.Rows(*(part[:, :, begin:entries] for part in whole))
+        return packed.PackedRows(*(part[:, :, begin:entries] for part in whole))
 
     keys = rows(1, kv.keys)
     values = rows(2, kv.values)

@@ -14,7 +14,7 @@ from headrace.runtime.errors import UsageError
 from headrace.runtime.ranks import link
 from headrace.runtime.ranks.follower import Follower
 from headrace.runtime.ranks.leader import Leader, listen
-from headrace.runtime.ranks.link import Link, RankLostError, connect
+from headrace.runtime.ranks.link import PeerConnection, RankLostError, connect
 from headrace.runtime.ranks.split import Split
 from tests.support.patience import PATIENCE_S
 
@@ -181,7 +181,7 @@ class _Meeting(threading.Event):
 def test_a_loss_that_two_threads_notice_is_reported_once() -> None:
     with listen("127.0.0.1") as listener, socket.create_connection(listener.getsockname()) as here:
         lost = Queue[str]()
-        connection = Link(here, "there", lost.put)
+        connection = PeerConnection(here, "there", lost.put)
         connection._closed = _Meeting()
         threads = [threading.Thread(target=connection._lose, args=(reason,)) for reason in ("a", "b")]
         for thread in threads:

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.models.text.structured.grammars import MAX_TEXT, Grammars, Thinks
 from headrace.models.text.structured.schema_check import schema_text
-from headrace.models.text.structured.source import GrammarSource, Kind
+from headrace.models.text.structured.source import GrammarKind, GrammarSource
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.grammar import CallRules
 from headrace.runtime.errors import EngineError, UsageError
@@ -204,7 +204,7 @@ def test_patterns_that_cannot_be_joined_are_refused_in_words(tmp_path_factory: p
 
 
 @pytest.mark.parametrize("kind", ["regex", "grammar"])
-def test_a_lone_surrogate_is_refused(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_lone_surrogate_is_refused(kind: GrammarKind, tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.raises(UsageError, match=f"the {kind} has a lone surrogate"):
         _shared(tmp_path_factory).compile(GrammarSource(kind, "\ud800"))
 

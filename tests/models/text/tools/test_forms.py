@@ -16,7 +16,7 @@ from headrace.models.text.structured.grammars import Grammars
 from headrace.models.text.thinking_forms import CALL_BEGIN, CALL_MESSAGE
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.call import Tool, ToolCall, typed_value
-from headrace.models.text.tools.form import Marks
+from headrace.models.text.tools.form import MarkupTokens
 from headrace.models.text.tools.stream import ToolStream
 from headrace.models.text.tools.table import _MARKUP, FORMS, form_name, form_of
 from headrace.models.text.tools.use import ToolUse
@@ -283,10 +283,10 @@ RECORDED: dict[str, list[tuple[str, str, list[tuple[str, Any]]]]] = {
 ANSWERS = [(name, *answer) for name, answers in RECORDED.items() for answer in answers]
 
 
-def _stream(name: str, special: bool) -> tuple[ToolStream, Marks]:
+def _stream(name: str, special: bool) -> tuple[ToolStream, MarkupTokens]:
     """Return a stream of a form, whose control tokens are special or text."""
     ids = {text: 1000 + place for place, text in enumerate(_MARKUP)}
-    marks = Marks(_MARKUP, ids.get, frozenset(ids.values()) if special else frozenset())
+    marks = MarkupTokens(_MARKUP, ids.get, frozenset(ids.values()) if special else frozenset())
     source = "```json" if name == "deepseek" else ""
     return ToolStream(
         FORMS[name][1](marks, TOOLS.tools, f"tool▁calls▁begin{source}" * ("tagged" not in name)), marks

@@ -14,7 +14,7 @@ from headrace.models.text.structured.grammars import Grammars
 from headrace.models.text.template_rules import TemplateRules
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.call import ToolCall
-from headrace.models.text.tools.form import Marks
+from headrace.models.text.tools.form import MarkupTokens
 from headrace.models.text.tools.stream import ToolStream
 from headrace.models.text.tools.table import form_of
 from headrace.models.text.tools.use import ToolUse
@@ -91,7 +91,7 @@ def rules_of(name: str) -> TemplateRules:
 def form(name: str) -> Written:
     markup = learn(rules_of(name).written_calls)
     assert isinstance(markup, Markup)
-    return Written(Marks([], lambda _: None, frozenset()), USE.tools, markup)
+    return Written(MarkupTokens([], lambda _: None, frozenset()), USE.tools, markup)
 
 
 FORMS = {name: form(name) for name in TEMPLATES}
@@ -99,7 +99,7 @@ RULES = {name: rules_of(name) for name in TEMPLATES}
 
 
 def read(name: str, text: str, size: int) -> tuple[str, Calls]:
-    stream = ToolStream(FORMS[name], Marks([], lambda _: None, frozenset()))
+    stream = ToolStream(FORMS[name], MarkupTokens([], lambda _: None, frozenset()))
     released = ""
     calls = list[ToolCall]()
     for start in range(0, len(text), size):
