@@ -258,8 +258,8 @@ class Model:
         _check_type("sampling", sampling, SamplingParams)
         _check_type("cancel", cancel, CancelFlag)
         given = {name: value for name, value in keywords.items() if name in OPTIONS}
-        if (unknown := next((name for name in keywords if name not in Keywords.__annotations__), None)) is not None:
-            given[unknown] = None  # `AnswerOptions.read` refuses it by name
+        unknown = [name for name in keywords if name not in Keywords.__annotations__]
+        given |= dict.fromkeys(unknown)  # `AnswerOptions.read` refuses them by name
         options = AnswerOptions.read({**given, "schema": plain_schema(keywords.get("schema"))})
         tools = read_tools(keywords.get("tools"), keywords.get("tool_choice"), keywords.get("parallel_tool_calls"))
         if isinstance(prompt, str) and (options.thinking is not None or tools is not None):

@@ -16,19 +16,19 @@ NOT_INSTALLED = "source tree, not installed"
 
 def versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
     """Return versions by package name, python included; missing packages are left out."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in packages:
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def own_source() -> str:
     """Return pip's argument to reinstall headrace: its folder, file or repository.
 
-    headrace is on no package index, so hints must not name one. Without metadata, a description in words.
+    headrace is on no package index, so hints must not name one. Without metadata, the placeholder FOLDER_OF_HEADRACE.
     """
     try:
         recorded = json.loads(metadata.distribution("headrace").read_text("direct_url.json") or "{}")

@@ -21,8 +21,11 @@ Form = Literal["plain", "chat.completion", "text_completion"]
 class BatchDefaults:
     """Defaults of all lines.
 
+    options: of the command and the settings file, where a line does not set them.
     written: options from the settings file with their numbers as written there, for digests: in JSON, 1 is not 1.0.
     recommended: the catalog's sampling, for digests; that of the model's files is part of `identity`.
+    system: system prompt of conversations without one.
+    raw: a prompt is continued as it is, without a chat template.
     model: the model that answers.
     names: names that a line's `model` may have; None: any.
     identity: whatever else decides an answer (the model's files, the context limit), as part of every digest.
@@ -67,7 +70,7 @@ class BatchLine:
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line without a valid request."""
+    """A line without a valid request; `error` says why. Fields as of `Line`; digest: of the line itself."""
 
     number: int
     name: str | int | None
@@ -80,7 +83,7 @@ Conversation = Sequence[Mapping[str, object]]
 
 
 def refuse_unknown(given: Mapping[str, object], known: frozenset[str], where: str = "") -> None:
-    """Raises UsageError that names the first unknown key."""
+    """Raise UsageError that names the first unknown key. where: said after the key."""
     for key in given:
         if key not in known:
             raise UsageError(f"unknown key {shown(key)}{where}")

@@ -15,7 +15,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from headrace.app.batch.line import BadLine, BatchLine
 from headrace.app.batch.result import digest_of, may_begin
@@ -24,7 +24,15 @@ from headrace.runtime.errors import HeadraceError, UsageError
 
 _COPY = 1 << 20  # bytes at a time
 _LONGEST = 256 << 20  # bytes of a line: more than any answer has
+# Errors of a path that was given wrongly; a full disk and the like are not of the usage.
 _BAD_PATH = frozenset([errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EROFS, errno.ENAMETOOLONG])
+
+
+class _Slice(NamedTuple):
+    """Bytes of a file: a line with its end."""
+
+    start: int
+    length: int
 
 
 class ResultFile:
@@ -51,7 +59,7 @@ class ResultFile:
         with contextlib.suppress(OSError):
             self._remove_leftovers()
         try:
-            # Offset and length of each answer's line by digest; whether the file has nothing else.
+            # Each answer's line by digest; whether the file has nothing else.
             self._kept, self._whole = self._read()
         except BaseException:
             self._file.close()
@@ -81,9 +89,9 @@ class ResultFile:
         if not self._whole:
             self._rewrite(self._kept.values())
             start = 0
-            for digest, (_, length) in self._kept.items():
-                self._kept[digest] = (start, length)
-                start += length
+            for digest, line in self._kept.items():
+                self._kept[digest] = _Slice(start, line.length)
+                start += line.length
 
     def write(self, line: BatchLine | BadLine, document: dict[str, object]) -> None:
         """Append the result of a line of the input. Raises HeadraceError."""
@@ -92,7 +100,7 @@ class ResultFile:
             start = self._file.seek(0, os.SEEK_END)
             _write_all(self._file, data)
         if self._in_order is not None:
-            self._kept[line.digest] = (start, len(data))
+            self._kept[line.digest] = _Slice(start, len(data))
 
     def close(self) -> None:
         """Close the file, with the results in order if `in_order` was given."""
@@ -104,9 +112,9 @@ class ResultFile:
         finally:
             self._file.close()
 
-    def _read(self) -> tuple[dict[str, tuple[int, int]], bool]:
-        """Return offset and length of each answer's line by digest, and True if the file has nothing else."""
-        offsets: dict[str, tuple[int, int]] = {}
+    def _read(self) -> tuple[dict[str, _Slice], bool]:
+        """Return each answer's line by digest, and True if the file has nothing else."""
+        lines: dict[str, _Slice] = {}
         start = 0
         whole = True
         with self._errors():
@@ -114,15 +122,15 @@ class ResultFile:
             for number, line in enumerate(iter(lambda: file.readline(_LONGEST), b""), 1):
                 if line.endswith(b"\n"):
                     digest, answered = self._digest(line, number)
-                    whole = whole and answered and digest not in offsets
+                    whole = whole and answered and digest not in lines
                     if answered:
-                        offsets[digest] = (start, len(line))
+                        lines[digest] = _Slice(start, len(line))
                 elif len(line) == _LONGEST or not may_begin(line):
                     raise self._foreign(number)
                 else:
                     whole = False
                 start += len(line)
-        return offsets, whole
+        return lines, whole
 
     def _borrowed(self) -> io.FileIO:
         self._file.seek(0)
@@ -137,7 +145,7 @@ class ResultFile:
     def _foreign(self, number: int) -> UsageError:
         return UsageError(f"{self._path.name} exists, and its line {number} is no result of a batch", "give another -o")
 
-    def _rewrite(self, slices: Iterable[tuple[int, int]]) -> None:
+    def _rewrite(self, slices: Iterable[_Slice]) -> None:
         """Replace the file by these lines in this order, whole or not at all."""
         partial = self._path.with_name(f".{self._path.name}.headrace-{os.getpid()}")
         with self._errors():
@@ -248,7 +256,8 @@ def _write_all(file: io.FileIO, data: bytes) -> None:
         remaining = remaining[file.write(remaining) :]
 
 
-def _pieces(descriptor: int, slices: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+def _pieces(descriptor: int, slices: Iterable[_Slice]) -> Iterator[bytes]:
+    """Yield the bytes of these slices, at most _COPY at a time."""
     for start, length in slices:
         for at in range(start, start + length, _COPY):
             yield os.pread(descriptor, min(_COPY, start + length - at), at)

@@ -100,6 +100,7 @@ def _identity(call: Call, form: Form, called: Mapping[str, object], defaults: Ba
     identity: list[object] = [defaults.model, defaults.identity, form, called, messages, text, sorted(values.items())]
     if call.tools is not None:  # their definitions stand in the prompt, in their order
         identity.append([json.dumps(call.tools.definitions), call.tools.choice, call.tools.parallel])
+    # Unset ones are left out; JSON tells the others apart: a number, a text, a truth value.
     return identity + [part for part in (call.logprobs, call.effort, call.budget) if part is not None]
 
 

@@ -15,7 +15,7 @@ from headrace.app.batch.openai_form import PREFIX, response
 from headrace.models.loading.load import LoadedModel
 from headrace.runtime.errors import ContextLimitError, HeadraceError, NotEnoughMemoryError, UsageError
 
-_CODES = {
+_CODES = {  # code and HTTP status of errors that a client can act on
     ContextLimitError: ("context_length_exceeded", 400),
     UsageError: ("invalid_request", 400),
     NotEnoughMemoryError: ("not_enough_memory", 507),

@@ -99,7 +99,7 @@ def waits_table(report: BatchReport) -> Sequence[Column]:
     ]
 
 
-_NAMES = {"ttft": "TTFT", "itl": "ITL", "e2e": "end to end"}
+_NAMES = {"ttft": "TTFT", "itl": "ITL", "e2e": "end to end"}  # shown for each key of `_waits`
 
 
 def _waits(tally: Tally) -> dict[str, Sequence[float]]:

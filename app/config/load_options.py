@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 PACKED = frozenset({"q8", "k8v4", "q4"})
 """K/V formats with less than 16 bits a value."""
-KV_NAMES = ("f16", "q8", "k8v4", "q4", "auto")  # spelt out, since their module imports mlx
+# Spelt out, as PACKED is, since their module imports mlx; tests/app/model_info/test_kv_fits.py compares them.
+KV_NAMES = ("f16", "q8", "k8v4", "q4", "auto")
 ACTIVATION_NAMES = ("16", "8", "auto")
 SPLIT_NAMES = ("tensor", "pipeline", "auto")
 
@@ -58,7 +59,7 @@ class ModelSpec:
     force: bool = False
     draft: str | None = None
     serving: bool = False
-    max_running: int = 16
+    max_running: int = 16  # `answerer.MAX_RUNNING`, whose module imports mlx
     activations: str = "16"
     hosts: HostsChoice | None = None
 

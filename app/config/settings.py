@@ -211,6 +211,7 @@ def _section(path: Path, name: str, table: Mapping[str, object]) -> Any:
 
 
 def _toml(value: object) -> str:
+    """Return a default or an example as TOML writes it; their texts have nothing to escape."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):

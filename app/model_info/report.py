@@ -375,6 +375,7 @@ def _mlx_lm_network(checkpoint: Checkpoint) -> "MlxLmNetwork | None":
     from headrace.models.mlx_lm.network import MlxLmNetwork  # half a second of imports, not needed by lists
 
     try:
+        # As on a GPU, in the types of the file: for a CPU all of them would become float32.
         return MlxLmNetwork(checkpoint, device=mx.DeviceType.gpu)
     except UnsupportedModelError:
         return None

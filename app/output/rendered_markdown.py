@@ -62,6 +62,7 @@ class MarkdownOutput:
         # Between the two renderings, each of which puts a blank line first if blocks stand above.
         self._has_finished = self._has_finished or bool(finished)
         height = shutil.get_terminal_size().lines
+        # Below the growing lines is that of the cursor; one more is to spare.
         self._draw(finished, self._rendered(self._source)[-max(1, height - 2) :])
         end = time.perf_counter()
         self._draws_at = end + _PAUSE * (end - begin)

@@ -99,7 +99,7 @@ def _parts(step: StepRecord, start: int, end: int, memory_gb_s: float | None) ->
             ends.append(min(end, ends[-1] + _ns(seconds)))
         names = [*step.parts.named(), "the rest"]
         timed = [(name, *span) for name, span in zip(names, pairwise([*ends, end]), strict=True)]
-        return [part for part in timed if part[2] > part[1]]
+        return _with_length(timed)
     if not memory_gb_s or end <= start:
         return []
     reading = min(end - start, round(step.step_bytes / memory_gb_s))  # 1 byte / (GB/s) is 1 ns
@@ -109,7 +109,11 @@ def _parts(step: StepRecord, start: int, end: int, memory_gb_s: float | None) ->
     if step.kv_bytes_read or step.kv_bytes_written:
         parts.append(("read and write K/V", weights_read, read))
     parts.append(("not reading", read, end))
-    return [part for part in parts if part[2] > part[1]]
+    return _with_length(parts)
+
+
+def _with_length(parts: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
+    return [(name, start, end) for name, start, end in parts if end > start]
 
 
 def _arguments(step: StepRecord) -> dict[str, object]:

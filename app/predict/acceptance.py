@@ -17,14 +17,15 @@ def tokens_per_step(rate: float, drafts: int) -> float:
 
 
 def break_even(cost: float, drafts: int) -> float | None:
-    """Return the acceptance rate at which a step of `cost` plain steps pays. None if no rate does, 0 if drafts are
-    free.
+    """Return the acceptance rate from which a step of `cost` plain steps pays.
+
+    None if it pays at no rate, 0 if its drafts are free.
     """
     if cost <= 1:
         return 0.0
     if cost > drafts + 1:
         return None
-    # `tokens_per_step` grows with the rate: halve the interval until it is as narrow as a float.
+    # `tokens_per_step` grows with the rate: halve the interval until it is narrower than 1e-12.
     low = 0.0
     high = 1.0
     for _ in range(40):
@@ -38,5 +39,6 @@ def break_even(cost: float, drafts: int) -> float | None:
 
 def best_draft(costs: Mapping[int, float], rate: float) -> tuple[int, float]:
     """Return the best (draft tokens, speed-up); (0, 1.0) if none pays. costs: by draft tokens, in plain steps."""
-    speeds = {drafts: tokens_per_step(rate, drafts) / cost for drafts, cost in costs.items()}
-    return max([(0, 1.0), *speeds.items()], key=lambda pair: pair[1])
+    speeds = {0: 1.0} | {drafts: tokens_per_step(rate, drafts) / cost for drafts, cost in costs.items()}
+    best = max(speeds, key=speeds.__getitem__)
+    return best, speeds[best]

@@ -75,7 +75,7 @@ def known_targets(memory_gb: int | None = None) -> list[TargetMachine]:
 
 def usable_bytes(gigabytes: int, *, apple: bool) -> int:
     """Return the bytes for weights and cache in so much memory."""
-    share = 0.95
+    share = 0.95  # the rest is left to other programs, as in `runtime.machine.memory`
     if apple:
         share = LARGE_MAC_SHARE
         if gigabytes <= SMALL_MAC_GB:

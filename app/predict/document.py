@@ -115,7 +115,10 @@ def _speculating(shape: StepShape, target: TargetMachine, context: int, chance: 
         unknown = dict.fromkeys(("tokens_per_second_guessing", "gain", "best"))
         speed = {"compute_tflop_s": None, "is_expected": expected, "tokens_per_second": 1 / alone}
         return {**_target(target), **speed, **unknown, "guesses": []}
-    costs = {count: verifying_seconds(shape, target, context, count)[0] / alone for count in DRAFT_LENGTHS}
+    costs = {}
+    for count in DRAFT_LENGTHS:
+        seconds, _ = verifying_seconds(shape, target, context, count)
+        costs[count] = seconds / alone
     best, gain = best_draft(costs, chance)
     rows = [
         {

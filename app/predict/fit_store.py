@@ -1,9 +1,9 @@
 """Step-cost fits of recent benchmarks on this machine, for predictions; one file in the cache folder.
 
 Other load only slows steps down, so predictions use the fastest recent fit, and one from a busy or throttled machine
-only if there is no other. A fit is refused if it beats the measured peak, has too few depths, or comes from rounds
-that disagree. Fits are kept per machine and kernels. `app.bench.measure.run` calls `remember`, `targets.py` here
-`remembered`.
+only if there is no other. A fit is refused if it beats the measured peak, has too few depths or one that is off the
+line, or comes from rounds that disagree. Fits are kept per machine and kernels. `app.bench.measure.run` calls
+`remember`, `targets.py` here `remembered`.
 """
 
 import math

@@ -23,7 +23,9 @@ class NetworkLink:
     title: for people.
     latency: of a message, in seconds.
     bandwidth: bytes per second.
-    mesh: largest number of ranks in one.
+    mesh: largest number of ranks that form a mesh; 0: they always form a ring.
+    thunderbolt5: only chips of `has_thunderbolt5` have it.
+    source: of the figures.
     gathers: sums of a ring are gathered where that is faster.
     """
 

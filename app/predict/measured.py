@@ -97,13 +97,17 @@ def _speed(machine: _Machine, row: _MeasuredRow) -> MeasuredSpeed | None:
     """Return the speed of a row; None for prefill, batches and workloads."""
     if not (row.test.startswith(_DECODE) and row.test.removeprefix(_DECODE).isdigit()):
         return None
+    median, *_interval = row.tokens_per_second
+    ratio = None
+    if row.ratio is not None:
+        ratio, *_interval = row.ratio
     return MeasuredSpeed(
         chip=machine.chip,
         gpu_cores=machine.gpu_cores,
         model=row.model,
         depth=row.depth,
-        tokens_per_second=row.tokens_per_second[0],
-        ratio=row.ratio[0] if row.ratio is not None else None,
+        tokens_per_second=median,
+        ratio=ratio,
         date=machine.date,
         headrace=machine.versions["headrace"],
     )

@@ -2,8 +2,8 @@
 
 `quantize` reads top to bottom in these steps; `sensitivity.py` measures, `models/loading/bit_choice.py` chooses, and
 `models/loading/mixed_quantization.py` writes. The directory is written under a temporary name and renamed when all
-figures are known. The given weights and the
-quantized ones are never in memory together: the given ones leave logits of the scored text.
+figures are known. The given weights and the quantized ones are never in memory together: the given ones leave logits
+of the scored text.
 """
 
 import os
@@ -311,7 +311,8 @@ def _choose(
         for part, option in zip(source.parts, choose(parts, room), strict=True):
             if tied or part.name != "model.embed_tokens":  # rows of an untied table are looked up
                 saved += sum(_stored(source, module) for module in part.shapes) - option.nbytes
-        return predicted_speed(shape, target, plain - saved)[0]
+        tokens_per_second, _is_expected = predicted_speed(shape, target, plain - saved)
+        return tokens_per_second
 
     least = sum(min(option.nbytes for option in options) for options in parts)
     most_bytes = sum(max(option.nbytes for option in options) for options in parts)

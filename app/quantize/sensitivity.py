@@ -114,7 +114,7 @@ class Sensitivities:
         """Return the part's formats with their bytes and predicted KL."""
         row = self._measured[part.name]
         errors = dict(zip(part.formats, row["squared_errors"], strict=True))
-        probe = max(errors[part.probe], 1e-30)
+        probe = max(errors[part.probe], 1e-30)  # a part that the probe's format stores exactly has no error
         kl = max(row["kl"], _FLOOR)
         return [PartFormat(groups, part.nbytes(groups), kl * error / probe) for groups, error in errors.items()]
 

@@ -33,6 +33,7 @@ WHOLE = 512  # tokens, longer than any prompt
 
 
 Begin = Callable[[int, int, str], None]
+"""Called before a check with its number (0: the answers to compare with), the number of checks, and its name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ def _float32_modules(checkpoint: Checkpoint) -> Iterator[str]:
         if part != "weight" or len(info.shape) < 2 or weighs_experts(module):
             continue
         if (module.endswith("embed_tokens") and not tied) or "conv" in module.rpartition(".")[2]:
-            continue  # a convolution takes one row at a time
+            continue  # an untied embedding is only looked up; a convolution takes one row at a time
         entry = dict(section)
         of_module = section.get(module)
         if isinstance(of_module, dict):  # a module's settings go before those of all

@@ -25,8 +25,7 @@ from headrace.runtime.config import environment
 from headrace.runtime.engine.request import TokenLogprobs
 from headrace.runtime.errors import EngineError, UsageError
 
-MOST = 8  # requests
-_TOPICS = ("rivers", "mills", "bridges", "clouds", "glass", "bread", "trains", "bees")
+_TOPICS = ("rivers", "mills", "bridges", "clouds", "glass", "bread", "trains", "bees")  # one request each, at most
 _WAIT_S = 3600.0  # for one answer
 Way = Callable[[], list[Trace]]
 
@@ -51,7 +50,7 @@ class Interfaces:
         self._tokenizer = loaded.tokenizer
         self._text_of = loaded.tokenizer.token_text
         self._load = ["-m", self._path, *_flags(options)]
-        self._prompts = [f"Write a story about {topic}." for topic in _TOPICS[: min(MOST, plan.sequences)]]
+        self._prompts = [f"Write a story about {topic}." for topic in _TOPICS[: plan.sequences]]
         # Sampled tokens may differ beyond near-ties wherever bits may, so only exact models are sampled. All of these
         # are given, so that neither settings nor the model's recommendations fill them in.
         self._options: dict[str, Any] = {
@@ -167,7 +166,7 @@ class Interfaces:
 
 
 def _flags(options: Mapping[str, object]) -> list[str]:
-    """Return options of `load` as those of a command; None and False are left out."""
+    """Return options of `api.load`, which all have the names of flags, as those flags; None and False are left out."""
     return [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items() if value]
 
 

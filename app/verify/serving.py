@@ -1,6 +1,6 @@
 """Ways to serve the same requests: alone, batched, joining, preempted, in other chunks, from disk.
 
-Each returns the traces of all sequences, in order, and a remark. `checks.py` compares them.
+Each way returns `Served`, and `checks.py` compares its traces.
 """
 
 import random
@@ -19,6 +19,7 @@ from headrace.runtime.kv.disk import DiskStore, load_blocks, store_blocks
 from headrace.runtime.network import Network
 
 Served = tuple[list[Trace], str]
+"""Traces in the order of the requests, and a remark for the report."""
 Tick = Callable[[], None]
 """Called between steps; may raise to stop."""
 
@@ -89,7 +90,8 @@ class Serving:
         engine.ending.on_release = lambda sequence: traces[numbers[sequence]].see(sequence.cache)
         watch = _PreemptionCount()
         while to_come or engine.has_work:
-            # In each step: perhaps submit one, perhaps preempt one, make the step, perhaps cancel some.
+            # In each step: perhaps submit one, perhaps preempt one, make the step, perhaps cancel some. The chances let
+            # several run together; an answer to be cancelled mostly gets some 25 steps far, about as long as it is.
             if to_come and (draw.random() < 0.3 or not engine.has_work):
                 number = to_come.pop()
                 request = self.requests[number]
@@ -149,7 +151,7 @@ class Serving:
         assert before.kv.pool is not None
         assert after.kv.pool is not None
         with TemporaryDirectory() as folder:
-            store = DiskStore(Path(folder), 1 << 40)
+            store = DiskStore(Path(folder), 1 << 40)  # bytes: nothing is dropped
             for request in self.requests:
                 sequence = before.submit(request)
                 self._drive(before, [sequence])

@@ -131,7 +131,7 @@ def compare(sequence: int, expected: Trace, got: Trace, *, cut: bool = False) ->
     else:
         missing = len(expected.tokens) - len(got.tokens)
         if cut:
-            missing = min(0, missing)
+            missing = min(0, missing)  # an answer that is longer than expected is wrong all the same
     changed = sorted({entry[1] for entry in entries if expected.entries[entry] != got.entries[entry]})
     same = same and flip is None and not missing and not changed
     return TraceComparison(count, same, gap, flip, abs(missing), len(entries), tuple(changed))
