@@ -383,7 +383,7 @@ _REQUANTIZED = (
 
 
 class _Unpacking(NamedTuple):
-    """How blocks of a type become affine groups."""
+    """Rules by which blocks of a type become affine groups."""
 
     unpack: Callable[[Bytes], Unpacked]
     bits: int  # of a code
