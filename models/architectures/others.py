@@ -290,15 +290,6 @@ def _nanochat(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     return replace(decoder, embedding_eps=decoder.norm_eps, logit_softcap=cap)
 
 
-# Families of mlx-lm's classes alone
-def _mamba2_keys(config: Config) -> None:
-    """Add the inner width, which transformers' class computes and mlx-lm's reads."""
-    width = config.get("hidden_size")
-    factor = config.get("expand")
-    if type(width) is int and isinstance(factor, int | float):
-        config.setdefault("intermediate_size", int(width * factor))
-
-
 # Keys that may list a value for each layer
 _HUNYUAN_LISTS = ("moe_topk", "num_shared_expert", "moe_intermediate_size")
 _HUNYUAN_NAMES = ((".query_layernorm.", ".q_norm."), (".key_layernorm.", ".k_norm."))
@@ -454,5 +445,4 @@ ROWS = (
     Architecture("phi3", Family(), rotated=1.0, ropes=_phi3_ropes, sliding="all"),
     *(Architecture(name, nests=True) for name in _CONTAINERS),
     Architecture("hunyuan_v1_moe", same_as="hunyuan", constants=_HUNYUAN_MOE),
-    Architecture("mamba2", add_keys=_mamba2_keys),
 )  # fmt: skip

@@ -296,6 +296,42 @@ def _scale_keys(model: nn.Module, checkpoint: Checkpoint) -> None:
         _scale(layer.self_attn.v_proj, inputs, with_bias=False)
 
 
+def _state_epsilon(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Give the norms of Mamba and Mamba-2 the epsilon of the config: their classes take 1e-5."""
+    epsilon = checkpoint.config.get("layer_norm_epsilon")
+    if isinstance(epsilon, int | float):
+        for norm in (model.backbone.norm_f, *(layer.norm for layer in model.layers)):
+            norm.eps = float(epsilon)
+
+
+def _correct_mamba2(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Give Mamba-2 norms with the epsilon of the config, and those of its heads over each group, not over all."""
+    _state_epsilon(model, checkpoint)
+    groups = checkpoint.config.get("n_groups")
+    if isinstance(groups, int) and groups > 1:
+        for layer in model.layers:
+            layer.mixer.norm.groups = groups
+            layer.mixer.norm.__class__ = _grouped_class()
+
+
+@cache
+def _grouped_class() -> type[nn.Module]:
+    """Return Mamba-2's norm over groups."""
+    from mlx_lm.models.activations import swiglu
+    from mlx_lm.models.mamba2 import MambaRMSNormGated
+
+    class Grouped(MambaRMSNormGated):  # type: ignore[misc]
+        groups: int
+
+        def __call__(self, x: mx.array, gate: mx.array) -> mx.array:
+            """Return the gated x, normalized. x, gate: (batch, length, width)."""
+            parts = mx.unflatten(swiglu(gate, x), -1, (self.groups, -1))
+            result: mx.array = mx.fast.rms_norm(parts, None, self.eps).flatten(-2) * self.weight
+            return result
+
+    return Grouped
+
+
 def _scale(projection: nn.Module, factor: float, *, with_bias: bool) -> None:
     """Multiply a projection's weight, plain or quantized, by a factor."""
     if factor == 1.0:
@@ -405,6 +441,8 @@ FIXES = {
     "lfm2": Fix(scalings=_UNSCALED),
     "lfm2_moe": Fix(scalings=_UNSCALED),
     "llama4_text": Fix(scalings=_UNSCALED),
+    "mamba": Fix(correct=_state_epsilon),
+    "mamba2": Fix(correct=_correct_mamba2),
     "minicpm3": Fix(correct=_scale_tied_logits),
     "minimax": Fix(scalings=_UNSCALED),
     "mixtral": Fix(scalings=_UNSCALED, masked_by_caches=True),

@@ -251,6 +251,7 @@ class BlockPool:
             oldest = next(iter(self._stateful))
             del self._stateful[oldest]
             oldest.states = None
+            self._prune(oldest)
 
     def states_of(self, node: PrefixNode) -> list[mx.array] | None:
         """Return the recurrent state after a node's last entry, if kept, as the most recently used one."""
@@ -328,12 +329,19 @@ class BlockPool:
         if self.windows[group] is None:
             self._remove(node)
             return
-        # A windowed group alone lost its block: the node stays while it has others, or nodes after it.
-        while not node.children and not any(block is not None for block in node.blocks):
+        # A windowed group alone lost its block: the node stays while it has others.
+        self._prune(node)
+
+    def _prune(self, node: PrefixNode | None) -> None:
+        """Remove a node without blocks, state and nodes after it, then those before it that are so without it.
+
+        The nodes of a pool without layer groups have states alone.
+        """
+        while node is not None and node.parent is not None:
+            if node.children or node.states is not None or any(block is not None for block in node.blocks):
+                return
             parent = node.parent
             self._remove(node)
-            if parent is None or parent is self.index.root:
-                return
             node = parent
 
     def _remove(self, node: PrefixNode) -> None:

@@ -69,6 +69,7 @@ class ReusableCache(KVCache):
         end: the partial last block, too; the next entry is appended to a copy. Returns the node that ends with the last
         committed entry, if any.
         """
+        self._drop_evicted()
         node = None
         if self._nodes and len(self._nodes) * BLOCK == self.committed:
             node = self._nodes[-1]
@@ -82,6 +83,11 @@ class ReusableCache(KVCache):
         if not end and self.committed % BLOCK:
             return None
         return node
+
+    def _drop_evicted(self) -> None:
+        """Drop nodes that were evicted meanwhile, and all after them: their entries are made available anew."""
+        evicted = (index for index, node in enumerate(self._nodes) if node.parent is None)
+        del self._nodes[next(evicted, len(self._nodes)) :]
 
     def _num_blocks(self, with_partial: bool) -> int:
         """Return the number of blocks of committed entries, full ones only or with a partial last one."""

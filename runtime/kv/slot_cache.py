@@ -315,8 +315,7 @@ class SlotCache(ReusableCache):
         """See `ReusableCache`. Copies into blocks, as far as memory is spare."""
         if self._pool is None:
             return
-        evicted = (index for index, node in enumerate(self._nodes) if node.parent is None)
-        del self._nodes[next(evicted, len(self._nodes)) :]
+        self._drop_evicted()
         if len(self._nodes) == self._num_blocks(end):
             return
         try:

@@ -9,6 +9,7 @@ import pytest
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
 from headrace.runtime.kv.backend import KVOptions, PassRow, one_pass
+from headrace.runtime.kv.block_table import BlockTable
 from headrace.runtime.kv.disk import DiskStore
 from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.ops import BLOCK, native
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.skipif(not native.status().available, reason="the nativ
 PROMPT = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(150)]  # two blocks
 NAMES = [
     "qwen3.5", "lfm2", "granite-hybrid", "qwen3-next", "lfm2-moe", "granite-hybrid-moe", "falcon-h1", "nemotron-h",
-    "olmo-hybrid", "kimi-linear", "kimi-k3",
+    "olmo-hybrid", "kimi-linear", "kimi-k3", "mamba2",
 ]  # fmt: skip
 
 
@@ -51,7 +52,9 @@ def test_turns_prefill_new_tokens_only(network: Any) -> None:
     assert tokens == said(once, reopened)[0]
     assert BLOCK < reused < len(PROMPT)
     edited = [*PROMPT[:40], 9, *PROMPT[41:]]
-    assert said(chat, edited) == (said(once, edited)[0], 0)
+    tokens, reused = said(chat, edited)
+    assert tokens == said(once, edited)[0]
+    assert reused <= 40  # up to the end of a chunk before the edit, if its state is still kept
 
 
 def test_sequences_share_a_running_ones_prefix(network: Any) -> None:
@@ -134,3 +137,44 @@ def test_old_states_are_dropped(network: Any, monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(pool, BlockPool)
     assert said(engine, [*PROMPT, *first, 2])[1] == len(PROMPT) + len(first) - 1  # the newest one is left
     assert said(engine, [*PROMPT[:-9], 8, 8])[1] == 0
+
+
+def test_a_pool_without_blocks_keeps_no_more_nodes_than_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network without attention: nodes go with their states, and what a sequence still has is cached anew."""
+    network: Any = load_decoder(write_mlx_lm_model(tmp_path, config_of("mamba2")), native)
+    monkeypatch.setattr("headrace.runtime.kv.pool.MOST_STATE_BYTES", network.kv_shape.state_bytes)
+    engine = Engine(network, context_limit=400, keep_prefix=True)
+    pool = engine.kv.pool
+    assert isinstance(pool, BlockPool)
+    assert pool.groups == []
+    for start in range(4):
+        prompt = [start, *PROMPT]
+        first, _ = said(engine, prompt)
+        assert _nodes(pool) <= 2  # of the newest state: a whole block, and a part of one
+        second = [*prompt, *first, 2]
+        answer, reused = said(engine, second)
+        assert reused == len(prompt) + len(first) - 1
+    engine.kv.trim()
+    assert said(engine, [*second, *answer, 2])[1] == len(second) + len(answer) - 1
+    table = engine.kv.acquire([])
+    other = engine.kv.acquire([])
+    assert isinstance(table, BlockTable)
+    assert isinstance(other, BlockTable)
+    for cache, token in ((table, 1), (other, 2), (table, 1)):
+        _prefill(network, engine.kv, cache, [token] * BLOCK)
+        assert cache.cache_blocks([token] * cache.length) is not None
+
+
+def _prefill(network: Any, kv: Any, cache: Any, tokens: list[int]) -> None:
+    kv_pass = one_pass(kv, cache, len(tokens))
+    network.layers(network.embed(mx.array([tokens])), kv_pass)
+    kv_pass.advance()
+    mx.eval(kv_pass.arrays)
+    cache.commit(len(tokens))
+
+
+def _nodes(pool: BlockPool) -> int:
+    nodes = [pool.index.root]
+    for node in nodes:
+        nodes += node.children.values()
+    return len(nodes) - 1

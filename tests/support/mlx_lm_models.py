@@ -169,6 +169,11 @@ _KIMI_K3 = {
         "short_conv_kernel_size": 4, "use_full_rank_gate": True, "gate_lower_bound": -5.0,
     },
 }  # fmt: skip
+_MAMBA2 = {
+    "model_type": "mamba2", "num_heads": 8, "head_dim": 16, "state_size": 32, "conv_kernel": 4, "n_groups": 1,
+    "use_bias": False, "use_conv_bias": True, "layer_norm_epsilon": 1e-2, "time_step_limit": [0.0, 1e9],
+    "time_step_rank": 4,
+}  # fmt: skip
 _APERTUS = {
     "model_type": "apertus", "head_dim": 16, "mlp_bias": False, "attention_bias": False, "post_norm": False,
     "qk_norm": True, "hidden_act": "xielu",
@@ -430,6 +435,10 @@ MODELS: dict[str, dict[str, Any]] = {
         **_OLMO_HYBRID, "rope_parameters": {"rope_theta": None}, "linear_allow_neg_eigval": False,
         "linear_num_key_heads": 4, "attention_bias": True, "tie_word_embeddings": True,
     },
+    "mamba2": _MAMBA2,
+    "mamba2-biased": {
+        **_MAMBA2, "use_bias": True, "n_groups": 2, "tie_word_embeddings": True, "time_step_limit": [0.01, 0.5],
+    },
     "kimi-linear": _KIMI,
     "kimi-k3": {"model_type": "kimi_k3", "text_config": _KIMI_K3},
     "kimi-k3-single": {  # with one residual stream, and no bound of up
@@ -641,7 +650,7 @@ MODELS: dict[str, dict[str, Any]] = {
 # model_type
 RECURRENT = (
     "qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2", "lfm2_moe", "granitemoehybrid", "falcon_h1", "nemotron_h",
-    "olmo_hybrid", "kimi_linear", "bailing_moe_v3",
+    "olmo_hybrid", "kimi_linear", "bailing_moe_v3", "mamba2",
 )  # fmt: skip
 
 

@@ -279,9 +279,10 @@ def _entry(variant: Variant, reference: LoadedModel, conditions: Sequence[Diverg
     if variant.network is None:
         return entry
     cost = variant.network.cost
+    whole = reference.network.cost.kv_bytes_per_token  # 0 if no layer attends
     return replace(
         entry,
         kv_bytes_per_token=cost.kv_bytes_per_token,
-        kv_bytes_ratio=cost.kv_bytes_per_token / reference.network.cost.kv_bytes_per_token,
+        kv_bytes_ratio=cost.kv_bytes_per_token / whole if whole else 1.0,
         weight_bytes_per_step=cost.weight_bytes,
     )

@@ -201,21 +201,8 @@ _FALCON_H1 = GGUFArchitecture(
 )  # fmt: skip
 
 
-_RECURRENT_EPSILON = 1e-5  # of the layers' norms, which the classes do not read from their configs
-
-
-def _check_epsilon(config: Config) -> None:
-    """Raise UnsupportedModelError for another epsilon than that of the classes without attention."""
-    epsilon = config["layer_norm_epsilon"]
-    if epsilon != _RECURRENT_EPSILON:
-        raise UnsupportedModelError(f"a {config['model_type']} with norms of epsilon {epsilon} is not supported")
-
-
 def _mamba2(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     """Return the sizes of Mamba-2 alone."""
-    _check_epsilon(config)
-    if config["n_groups"] != 1:
-        raise UnsupportedModelError("a Mamba-2 with norms of several groups is not supported")
     size = _head_size(metadata, config)
     return {"head_dim": size, "intermediate_size": config["num_heads"] * size}
 
@@ -301,9 +288,8 @@ _JAMBA = GGUFArchitecture(
 )  # fmt: skip
 
 
-def _mamba1(metadata: Metadata, _file: Contents, config: Config) -> Entries:
+def _mamba1(metadata: Metadata, _file: Contents, _config: Config) -> Entries:
     """Return the entries of Mamba-1 alone."""
-    _check_epsilon(config)
     return {
         "intermediate_size": metadata.integer("{arch}.ssm.inner_size", minimum=1, maximum=WIDTH),
         "use_bcdt_rms": metadata.flag("{arch}.ssm.dt_b_c_rms", False),

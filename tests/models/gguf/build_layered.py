@@ -385,6 +385,14 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
         },
         _layers(*({**_norms("attn_norm"), **_mamba()},) * 2, tied=True),
     ),
+    "mamba2-groups": (  # as Mamba-Codestral
+        "mamba2",
+        {
+            "attention.head_count": 0, "feed_forward_length": 0, "ssm.conv_kernel": 4, "ssm.state_size": 16,
+            "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.inner_size": 128,
+        },
+        _layers(*({**_norms("attn_norm"), **_mamba(groups=2)},) * 2),
+    ),
     "jamba": (
         "jamba", {**_JAMBA_KEYS, "attention.head_count_kv": [0, 2, 0], "expert_count": 1, "expert_used_count": 1},
         _layers({**_LFM_NORMS, **_MAMBA1, **_mlp()}, {**_LFM_NORMS, **_attention(), **_mlp()},

@@ -461,8 +461,6 @@ def test_broken_files_are_one_error(
 @pytest.mark.parametrize(
     ("variant", "changes", "message"),
     [
-        ("mamba", {"attention.layer_norm_rms_epsilon": 1e-6}, "epsilon"),
-        ("mamba2", {"ssm.group_count": 2}, "norms of several groups"),
         ("deci", {"attention.head_count": [4, 4, 0, 4, 4]}, "4 heads and width 0"),
         ("deci", {"attention.head_count": [4, 2, 0, 0, 4]}, "2 heads"),
         ("deci", {"feed_forward_length": [100, 512, 256, 0, 768]}, "feed-forwards of 100"),

@@ -195,6 +195,13 @@ def test_windows_of_plamo3_do_not_depend_on_chunks(tmp_path: Path) -> None:
     assert mx.allclose(logits[0, -1], whole, atol=1e-4)
 
 
+def test_norms_of_mamba_have_the_epsilon_of_the_config(tmp_path: Path) -> None:
+    for number, kind in enumerate(("mamba", "mamba2")):
+        directory = random_model(tmp_path / str(number), {**_config(kind), "layer_norm_epsilon": 0.25})
+        model = mlx_lm_load.load(open_checkpoint(directory), mx.DeviceType.cpu)[0]
+        assert {norm.eps for norm in (model.backbone.norm_f, *(layer.norm for layer in model.layers))} == {0.25}
+
+
 @pytest.mark.parametrize("inverted", [False, True])
 def test_ternary_layers_are_exact_without_metal(inverted: bool) -> None:
     from mlx_lm.models.bitlinear_layers import BitLinear
