@@ -258,6 +258,7 @@ class DecoderConfig:
     head_eps: float | None = None  # of the norms of queries and keys; None: `norm_eps`
     embedding_eps: float | None = None  # of a norm of embeddings, without weights, before their scale; None: no norm
     branch_scale: float = 1.0  # factor of the norms after attention and feed-forward
+    branch_offsets: tuple[float, float] | None = None  # of those norms, in place of `norm_weight_offset`
     qkv_bound: float | None = None  # bound of queries, keys and values in size; None: no bound (DBRX)
     positions: int = 0  # rows of a table of learned positions, which are added to embeddings; 0 without
     biased: frozenset[str] = frozenset()  # modules with a bias, below a layer

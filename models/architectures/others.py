@@ -290,6 +290,23 @@ def _nanochat(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     return replace(decoder, embedding_eps=decoder.norm_eps, logit_softcap=cap)
 
 
+# PLaMo 3
+def _plamo3(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """Add rotations and windows by a period, and what the norms after both halves are stored without.
+
+    A query sees its own position and `window_size` before it.
+    """
+    window = fields.count("sliding_window", default=fields.count("window_size", default=2048)) + 1
+    period = fields.count("sliding_window_pattern", default=8)
+    full = RopeConfig(fields.positive("rope_theta", default=1e6))
+    local = RopeConfig(fields.positive("rope_local_theta", default=1e4))
+    layers = [
+        replace(layer, rope=local, window=window) if (i + 1) % period else replace(layer, rope=full, window=None)
+        for i, layer in enumerate(decoder.layers)
+    ]
+    return replace(decoder, layers=tuple(layers), norm_weight_offset=1.0, branch_offsets=(1 / 5, 5**-1.5))
+
+
 # Keys that may list a value for each layer
 _HUNYUAN_LISTS = ("moe_topk", "num_shared_expert", "moe_intermediate_size")
 _HUNYUAN_NAMES = ((".query_layernorm.", ".q_norm."), (".key_layernorm.", ".k_norm."))
@@ -441,6 +458,15 @@ ROWS = (
         activations=("relu2",),
         ropes=_nanochat_ropes,
         complete=_nanochat,
+    ),
+    Architecture(
+        "plamo3",
+        Family(NormNames("pre_mixer_norm", "post_mixer_norm", "pre_mlp_norm", "post_mlp_norm"), qk_norm="head"),
+        defaults={"rms_norm_eps": 1e-6, "head_dim": 128},
+        tensor_names=(("model.layers.layers.", "model.layers."), (".mixer.", ".self_attn.")),
+        tied=True,
+        only={"linear_type": "normal"},
+        complete=_plamo3,
     ),
     Architecture("phi3", Family(), rotated=1.0, ropes=_phi3_ropes, sliding="all"),
     *(Architecture(name, nests=True) for name in _CONTAINERS),

@@ -245,18 +245,19 @@ def _layer(
     family = config.family
     names = _norm_names(family, layer)
     norms = _Norms(config, parameters, prefix)
+    after_attention, after_mlp = config.branch_offsets or (config.norm_weight_offset,) * 2
     weights = LayerWeights(
         input_norm=norms.weight(names.attention),  # (E,), as all norms here
         input_norm_bias=norms.bias(names.attention),
         attention=None,
         qkv=[],
         output=None,
-        attention_post_norm=norms.of_branch(names.after_attention),
+        attention_post_norm=norms.of_branch(names.after_attention, after_attention),
         mlp_norm=norms.weight(names.mlp),
         mlp_norm_bias=norms.bias(names.mlp),
         gate_up=[],
         down=None,
-        mlp_post_norm=norms.of_branch(names.after_mlp),
+        mlp_post_norm=norms.of_branch(names.after_mlp, after_mlp),
     )
     if layer.attends:
         weights = _with_attention(weights, config, parameters, prefix, layer, rope)
@@ -298,17 +299,19 @@ class _Norms:
         self._prefix = prefix
         self._read: dict[str, mx.array] = {}  # by tensor name
 
-    def weight(self, name: str | None) -> mx.array | None:
-        """Return a norm's weight (E,); ones for a family whose norms have none."""
+    def weight(self, name: str | None, offset: float | None = None) -> mx.array | None:
+        """Return a norm's weight (E,); ones for a family whose norms have none. offset: None for that of all norms."""
         if name is None:
             return None
         if not self._config.family.norm_weights:
             return self._parameters.ones(self._config.hidden_size)
-        return self._vector(f"{self._prefix}.{name}.weight", self._config.norm_weight_offset)
+        if offset is None:
+            offset = self._config.norm_weight_offset
+        return self._vector(f"{self._prefix}.{name}.weight", offset)
 
-    def of_branch(self, name: str | None) -> mx.array | None:
+    def of_branch(self, name: str | None, offset: float) -> mx.array | None:
         """Return the norm of a branch's output, with the factor of the branch folded in."""
-        weight = self.weight(name)
+        weight = self.weight(name, offset)
         if weight is None or self._config.branch_scale == 1.0:
             return weight
         return weight * self._config.branch_scale

@@ -439,6 +439,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "mamba2-biased": {
         **_MAMBA2, "use_bias": True, "n_groups": 2, "tie_word_embeddings": True, "time_step_limit": [0.01, 0.5],
     },
+    "plamo3": {
+        "model_type": "plamo3", "window_size": WINDOW, "sliding_window_pattern": 2, "rope_local_theta": 5e3,
+        "tie_word_embeddings": True,
+    },
     "kimi-linear": _KIMI,
     "kimi-k3": {"model_type": "kimi_k3", "text_config": _KIMI_K3},
     "kimi-k3-single": {  # with one residual stream, and no bound of up
