@@ -20,7 +20,7 @@ from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.engine.request import EndedBy, Event, Finished, PrefillProgress, Request, SequenceFailed, Step
 from headrace.runtime.errors import EngineError
 from headrace.runtime.machine.energy import EnergyMeter, EnergyUse
-from headrace.runtime.machine.load import CPUMeter, CPUUse
+from headrace.runtime.machine.machine_load import CPUMeter, CPUUse
 from headrace.runtime.machine.sensors import Sensors
 from headrace.runtime.metrics.telemetry import StepRecord, Summary
 from headrace.runtime.sampling.params import SamplingParams

@@ -1,7 +1,7 @@
 """One parsed request for answers, of any endpoint or line of a batch.
 
 Readers of bodies make it: `openai_form.py` here, `anthropic.py` and `responses.py` of the server, `app.batch.parse`.
-`app.server.respond` and `app.batch.run` answer it. A new field needs its use in both, or its refusal in a reader.
+`app.server.respond` and `app.batch.run_batch` answer it. A new field needs its use in both, or its refusal in a reader.
 """
 
 from collections.abc import Mapping, Sequence

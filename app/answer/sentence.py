@@ -13,7 +13,7 @@ from headrace.runtime.metrics.telemetry import MBU, mbu
 from headrace.runtime.metrics.units import format_bytes, format_seconds, percent, three_digits
 
 if TYPE_CHECKING:
-    from headrace.runtime.machine.load import CPUUse
+    from headrace.runtime.machine.machine_load import CPUUse
 
 _NAME = 24  # characters of another program's name that are shown
 _ALL = 0.995  # share of a step from which all of it counts as reading: it rounds to 100 %
@@ -147,7 +147,7 @@ OTHERS = "other programs used the CPU"
 
 def cpu_phrase(use: "CPUUse", verb: str = "use") -> str:
     """Return `other programs use 1.7 of 2 cores (mostly pip)`."""
-    from headrace.runtime.machine.load import MachineLoad  # it imports sensors, which no first frame has
+    from headrace.runtime.machine.machine_load import MachineLoad  # it imports sensors, which no first frame has
 
     phrase = other_cores(use.other_cpus, use.cpus, verb)
     busiest = ""

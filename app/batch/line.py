@@ -1,7 +1,7 @@
 """Lines of a batch: requests in any form, and lines that have none.
 
-`parse.py` makes them, `run.py` answers them and `result.py` writes their results. The digest links a result to its
-line: a resumed batch answers the lines without a result of their digest.
+`parse.py` makes them, `run_batch.py` answers them and `result.py` writes their results. The digest links a result to
+its line: a resumed batch answers the lines without a result of their digest.
 """
 
 from collections.abc import Mapping, Sequence

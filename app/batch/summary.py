@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from headrace.app.answer.answer import sampling_document
 from headrace.app.answer.options import SamplingSource
 from headrace.app.answer.phrases import sampling_phrase
-from headrace.app.batch.run import Tally
+from headrace.app.batch.run_batch import Tally
 from headrace.app.output.sanitise import sanitise
 from headrace.app.output.tables import Column
 from headrace.runtime.metrics.telemetry import Percentiles, in_milliseconds

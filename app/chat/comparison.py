@@ -316,7 +316,7 @@ def fits_beside(card: ModelCard, name: str | None) -> bool:
 
     False for a model that is not installed and a machine of unknown memory.
     """
-    from headrace.app.model_info.report import MEMORY_CONTEXT, memory_needed
+    from headrace.app.model_info.model_report import MEMORY_CONTEXT, memory_needed
 
     if card.budget is None:
         return False

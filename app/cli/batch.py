@@ -26,7 +26,7 @@ from headrace.runtime.errors import CheckpointError, UsageError
 if TYPE_CHECKING:
     from headrace.app.batch.line import BadLine, BatchDefaults, BatchLine
     from headrace.app.batch.output import ResultFile
-    from headrace.app.batch.run import Tally
+    from headrace.app.batch.run_batch import Tally
     from headrace.app.batch.summary import BatchReport
     from headrace.app.config.settings import Settings
     from headrace.models.loading.load import LoadedModel
@@ -107,7 +107,7 @@ def batch(arguments: BatchArguments) -> int:
     # Imported late: `headrace batch --help` needs none of it.
     from headrace.app.batch.output import ResultFile
     from headrace.app.batch.parse import parse_lines, read_lines
-    from headrace.app.batch.run import Tally
+    from headrace.app.batch.run_batch import Tally
     from headrace.app.cli.interrupts import first_interrupt_cancels
     from headrace.app.cli.load_for_answers import load_noted, resolved_model
     from headrace.app.config.settings import chosen_model, load_settings
@@ -206,7 +206,7 @@ def _answer(
     from headrace.app.answer.answerer import Answerer
     from headrace.app.batch.output import ResultStream
     from headrace.app.batch.progress import ProgressLine
-    from headrace.app.batch.run import Batch
+    from headrace.app.batch.run_batch import Batch
 
     answerer = Answerer(loaded, draft=draft, max_running=arguments.parallel)
     progress = ProgressLine(quiet=arguments.quiet)

@@ -1,4 +1,4 @@
-"""`headrace models`: list, pull, show, path, rm and verify. Facts come from `app.model_info.report`.
+"""`headrace models`: list, pull, show, path, rm and verify. Facts come from `app.model_info.model_report`.
 
 Names, licences and origins come from downloaded files, so they are printed without control characters. With --json a
 command prints the document as it is; `show` without it prints `_rows` of the same document.
@@ -20,7 +20,7 @@ from headrace.app.cli.model_options import json_option
 from headrace.app.cli.say import confirm, print_json, say
 from headrace.app.model_info.chat_facts import chat_line
 from headrace.app.model_info.kv_fits import fits_short, fits_text, usable_memory
-from headrace.app.model_info.report import (
+from headrace.app.model_info.model_report import (
     MEMORY_CONTEXT,
     adapter_documents,
     catalog_document,

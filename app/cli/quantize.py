@@ -51,8 +51,8 @@ def quantize(
     budget = parse_budget(bits, memory, at_least)
     keep_awake()
     agree_to_copy(model, quiet=quiet or as_json, ask=False)
-    from headrace.app.quantize.run import InterruptedQuantizationError, QuantizeOptions
-    from headrace.app.quantize.run import quantize as run
+    from headrace.app.quantize.quantize import InterruptedQuantizationError, QuantizeOptions
+    from headrace.app.quantize.quantize import quantize as run
 
     try:
         quantized = run(

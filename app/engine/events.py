@@ -4,7 +4,7 @@ Every submitted `Generate` ends with exactly one of Done, ContextFull, Failed (w
 `Prefill` comes before its first `Delta`, but never from another program's server. Texts are as the model generated
 them: sanitise them before drawing (`app.output.sanitise`).
 
-In the engine process `host.py` makes them (with `outbox.py`, `prompt_fit.py` and `batch_report.py`), and so do
+In the engine process `host.py` makes them (with `outbox.py`, `prompt_fit.py` and `batch_monitor.py`), and so do
 `idle_work.py` and `process.py`. Outside it, `client.py` and `link.py` make those of an engine that has ended or was
 stopped, `remote.py` and `remote_answer.py` those of a server elsewhere. `telemetry.py` writes some as JSON and makes
 them from it again, for `headrace top` and for a chat with --connect; the chat's `model_loading.py` makes LoadProgress

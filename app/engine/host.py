@@ -15,7 +15,7 @@ from headrace.app.answer.answer import Answer, EncodedPrompt
 from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.prompt_reuse import ReuseLog
 from headrace.app.config.load_options import ModelSpec
-from headrace.app.engine.batch_report import BatchMonitor
+from headrace.app.engine.batch_monitor import BatchMonitor
 from headrace.app.engine.commands import TIMED_EVERY, CountTokens, Generate, PrefetchPrompt
 from headrace.app.engine.events import (
     Abandoned,

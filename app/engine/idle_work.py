@@ -22,7 +22,7 @@ from headrace.models.registry.resolve import ResolvedModel
 from headrace.runtime.machine.bandwidth import measure_now, measure_peak
 from headrace.runtime.machine.compute import cached_compute, measure_compute
 from headrace.runtime.machine.hardware import machine
-from headrace.runtime.machine.load import CPUMeter
+from headrace.runtime.machine.machine_load import CPUMeter
 from headrace.runtime.machine.peaks import Peak, cached_peak, correct_peak
 from headrace.runtime.metrics.telemetry import Summary, mbu
 

@@ -79,7 +79,7 @@ def _report(order: dict[str, Any]) -> dict[str, Any]:
 
 def _run(order: dict[str, Any], report: dict[str, Any], go: threading.Event) -> int:
     from headrace.app.hosts.probe import answer_probe
-    from headrace.runtime.ranks.link import connect
+    from headrace.runtime.ranks.peer_connection import connect
 
     key = bytes.fromhex(order["key"])
     rank = order["rank"]

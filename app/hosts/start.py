@@ -32,7 +32,7 @@ from headrace.runtime.machine.hardware import machine
 from headrace.runtime.metrics.units import format_link, percent
 from headrace.runtime.ops import native
 from headrace.runtime.ranks.leader import Leader, listen
-from headrace.runtime.ranks.link import RankLostError, Reception
+from headrace.runtime.ranks.peer_connection import RankLostError, Reception
 from headrace.runtime.ranks.split import Split
 
 START_S = 60.0  # for a process to report; silence ends the start earlier

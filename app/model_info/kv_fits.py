@@ -1,7 +1,7 @@
 """Longest context that fits into memory in each K/V format.
 
-`models list` and `models show` print it, `report.py` has it in documents as `context_fits`. Weights, working memory and
-recurrent state are subtracted first; the rest of the memory holds K/V.
+`models list` and `models show` print it, `model_report.py` has it in documents as `context_fits`. Weights, working
+memory and recurrent state are subtracted first; the rest of the memory holds K/V.
 """
 
 from collections.abc import Mapping, Sequence

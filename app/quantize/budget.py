@@ -1,14 +1,14 @@
 """Budgets of a quantization: bits a weight, memory, or speed on a chip, as bytes of weights.
 
-`run.py` turns each into a bound on bytes: bits directly, memory through `bytes_in_memory`, a speed by a search with
-`predicted_speed` and `largest_that_holds`.
+`quantize.py` turns each into a bound on bytes: bits directly, memory through `bytes_in_memory`, a speed by a search
+with `predicted_speed` and `largest_that_holds`.
 """
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.app.model_info.report import MEMORY_CONTEXT
+from headrace.app.model_info.model_report import MEMORY_CONTEXT
 from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.app.predict.prediction import TargetMachine, step_seconds
 from headrace.models.cost.costs import working_memory

@@ -2,7 +2,7 @@
 
 A part is rounded to its probe format, about 3 bits, and a text goes through the network. KL grows with the square of a
 small change of the weights, so the KL of another format is the probe's times the ratio of their squared errors.
-`run.py` measures all parts before it chooses; the cache lets an interrupted run go on.
+`quantize.py` measures all parts before it chooses; the cache lets an interrupted run go on.
 """
 
 from collections.abc import Mapping, Sequence

@@ -5,10 +5,10 @@ from functools import partial
 import click
 
 from headrace.app.bench.show.phrases import bracketed
-from headrace.app.model_info.report import format_text
+from headrace.app.model_info.model_report import format_text
 from headrace.app.output.sanitise import sanitise
 from headrace.app.output.tables import Column, print_table
-from headrace.app.quantize.run import Quantized, QuantizedHere
+from headrace.app.quantize.quantize import Quantized, QuantizedHere
 from headrace.runtime.metrics.units import decimals, format_bytes, percent
 
 _LABEL = 18  # cells

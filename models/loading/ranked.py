@@ -40,7 +40,7 @@ from headrace.runtime.ranks.follower import Follower, FollowerNetwork, follow
 from headrace.runtime.ranks.group import Group
 from headrace.runtime.ranks.head import LeaderHead
 from headrace.runtime.ranks.leader import Leader, LeaderNetwork
-from headrace.runtime.ranks.link import Record
+from headrace.runtime.ranks.peer_connection import Record
 from headrace.runtime.ranks.split import Split
 
 ANSWER_S = 10.0  # that a follower gets to find the model

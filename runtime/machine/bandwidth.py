@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from headrace.runtime.machine.hardware import Machine, machine, memory_available
-from headrace.runtime.machine.load import CPUMeter
+from headrace.runtime.machine.machine_load import CPUMeter
 from headrace.runtime.machine.peaks import Peak, age_s, cached_peak, measurements, store, summarise
 from headrace.runtime.metrics.units import counted
 from headrace.runtime.ops import native

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import psutil
 
 from headrace.runtime.machine.energy import energy_between
-from headrace.runtime.machine.load import MachineLoad
+from headrace.runtime.machine.machine_load import MachineLoad
 from headrace.runtime.machine.sensors import Readings, Sensors, sensors
 
 

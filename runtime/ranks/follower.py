@@ -20,7 +20,7 @@ from headrace.runtime.kv.backend import KVBackend, KVOptions
 from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
 from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.ranks.head import DividedHead, FollowerHead
-from headrace.runtime.ranks.link import PeerConnection, RankLostError, Record, connect
+from headrace.runtime.ranks.peer_connection import PeerConnection, RankLostError, Record, connect
 
 TOLD_S = 1.0  # between two reports of kernel times to rank 0: as often as people read them
 

@@ -1,7 +1,7 @@
 """Collectives of the ranks that share a model, on MLX's distributed engine.
 
 Contract: all ranks call the same collectives in the same order. Results are lazy, as of any operation. A collective
-cannot be interrupted: `runtime.ranks.link` ends the process of a rank that waits for a lost one.
+cannot be interrupted: `runtime.ranks.peer_connection` ends the process of a rank that waits for a lost one.
 
 MLX's ring sums in 2 (N - 1) messages, one after the other. Small arrays, and those of two ranks, are gathered and added
 in the order of the ranks instead, in N - 1. Two ranks with the native kernels have a connection of their own.
@@ -31,7 +31,7 @@ from headrace.runtime.errors import EngineError
 from headrace.runtime.ops.native_plans import kernels
 from headrace.runtime.ops.read_values import read_ints
 from headrace.runtime.ranks.leader import listen
-from headrace.runtime.ranks.link import Reception, connect
+from headrace.runtime.ranks.peer_connection import Reception, connect
 
 JOIN_S = 5  # that ranks get to connect
 _MEET_S = 2.0  # that two ranks get for a connection of their own

@@ -29,8 +29,8 @@ from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
 from headrace.runtime.kv.disk import DiskStore
 from headrace.runtime.metrics.telemetry import RankTimes, StepParts, rank_times
 from headrace.runtime.network import Network
-from headrace.runtime.ranks.link import FAILED, SILENCE_S, PeerConnection, RankLostError, Reception, Record
 from headrace.runtime.ranks.pass_limit import PassLimit
+from headrace.runtime.ranks.peer_connection import FAILED, SILENCE_S, PeerConnection, RankLostError, Reception, Record
 from headrace.runtime.ranks.split import divided
 
 PASS_ROWS = 4  # of a pipeline's pass, at least: fewer rows take nearly as long, since each pass reads all weights

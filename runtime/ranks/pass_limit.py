@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from headrace.runtime.kv.cache import PassRow
 from headrace.runtime.ops import Phase
-from headrace.runtime.ranks.link import BEAT_S
+from headrace.runtime.ranks.peer_connection import BEAT_S
 
 LEAST_S = 8.0  # any later pass
 FIRST_S = 120.0  # the first of its kind, which may read weights from disk

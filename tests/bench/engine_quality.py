@@ -24,7 +24,7 @@ from headrace.app.bench.measure.peers import ChildProcess, Peer
 from headrace.app.bench.measure.run import use_threads
 from headrace.app.bench.measure.setup import EngineSetup, check_threads
 from headrace.app.bench.quality import show
-from headrace.app.bench.quality.run import (
+from headrace.app.bench.quality.quality_run import (
     QualityDocument,
     QualityOptions,
     Variant,

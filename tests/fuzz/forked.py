@@ -19,7 +19,7 @@ from tests.faults.chat_terminal import Chat
 # What commands import when they run, and what `tests.fuzz.kills` does.
 _IMPORTED = (
     "huggingface_hub.file_download", "huggingface_hub.hf_api", "jinja2.sandbox", "mlx.core", "numpy", "tokenizers",
-    "headrace.app.api", "headrace.app.batch.output", "headrace.app.batch.run", "headrace.app.cli.batch",
+    "headrace.app.api", "headrace.app.batch.output", "headrace.app.batch.run_batch", "headrace.app.cli.batch",
     "headrace.app.cli.chat", "headrace.app.cli.models", "headrace.app.sessions.unsaved", "headrace.app.tui.app",
     "headrace.models.loading.load", "headrace.models.registry.fetch_hub", "headrace.runtime.engine.engine",
     "tests.faults.test_kills", "tests.faults.test_ui_kills", "tests.faults.writer_kills", "tests.support.hub_server",

@@ -14,7 +14,7 @@ from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.compare_screen import CompareScreen
 from headrace.app.tui.screens.dialogs import Choose
 from headrace.app.tui.screens.parallel_screen import FigureLines
-from headrace.runtime.machine.load import MachineLoad
+from headrace.runtime.machine.machine_load import MachineLoad
 from tests.app.scripted_engine import CARD, Script, ScriptedEngine
 from tests.tui.conftest import Driver
 from tests.tui.test_snapshots import compare

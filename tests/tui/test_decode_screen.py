@@ -16,7 +16,7 @@ from headrace.app.tui.decode.panel import Sections
 from headrace.app.tui.decode.step import StepSection
 from headrace.app.tui.input.ask_line import AskLine
 from headrace.runtime.config.paths import data_dir
-from headrace.runtime.machine.load import MachineLoad
+from headrace.runtime.machine.machine_load import MachineLoad
 from tests.app.scripted_engine import CARD, Script, ScriptedEngine
 from tests.tui.conftest import Driver
 

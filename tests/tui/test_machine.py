@@ -12,7 +12,7 @@ from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.metrics.machine_watch import LOOK_S, MachineWatch
 from headrace.app.tui.screens.compare_screen import CompareScreen
 from headrace.runtime.machine.energy import EnergyUse
-from headrace.runtime.machine.load import MachineLoad
+from headrace.runtime.machine.machine_load import MachineLoad
 from headrace.runtime.machine.sensors import Readings
 from headrace.runtime.metrics.telemetry import RankTimes
 from tests.app.scripted_engine import record

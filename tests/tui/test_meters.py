@@ -8,7 +8,7 @@ from headrace.app.engine.events import Failed
 from headrace.app.tui.decode.meters import MeterLines
 from headrace.app.tui.metrics.facts import CacheFill, facts
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.runtime.machine.load import MachineLoad
+from headrace.runtime.machine.machine_load import MachineLoad
 from headrace.runtime.metrics.units import percent, three_digits
 from tests.app.scripted_engine import CARD, record
 from tests.support.deltas import delta_of

@@ -33,7 +33,7 @@ from headrace.app.tui.transcript.markdown_lines import render
 from headrace.app.tui.widgets.status_bar import Status, StatusBar
 from headrace.runtime.engine.request import Finished
 from headrace.runtime.errors import UsageError
-from headrace.runtime.machine.load import MachineLoad
+from headrace.runtime.machine.machine_load import MachineLoad
 from headrace.runtime.metrics.units import format_seconds, three_digits
 from tests.app.scripted_engine import CARD, record, summary
 from tests.support.deltas import delta, delta_of

@@ -12,7 +12,7 @@ from headrace.app.tui.metrics.facts import TurnFigures
 from headrace.app.tui.metrics.figures import latency_window
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.runtime.engine.request import Finished
-from headrace.runtime.machine.load import MachineLoad
+from headrace.runtime.machine.machine_load import MachineLoad
 from headrace.runtime.metrics.telemetry import PoolStats
 from tests.app.scripted_engine import COST, record, summary
 from tests.support.deltas import delta

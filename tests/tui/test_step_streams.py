@@ -15,7 +15,7 @@ from headrace.app.tui.decode.meters import MeterLines
 from headrace.app.tui.decode.panel import SECTIONS
 from headrace.app.tui.metrics.facts import facts
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.runtime.machine.load import MachineLoad
+from headrace.runtime.machine.machine_load import MachineLoad
 from headrace.runtime.metrics.telemetry import StepRecord
 from tests.app.scripted_engine import CARD, COST, record
 from tests.support.deltas import delta, delta_of

@@ -1,6 +1,7 @@
 """Parts of the JSON document of a benchmark run: machine, model, kernels, speculation, notes.
 
-`run.py` joins them with the figures of `result.py`; `app.bench.quality.run` uses those of machine and model, too.
+`run.py` joins them with the figures of `result.py`; `app.bench.quality.quality_run` uses those of machine and
+model, too.
 """
 
 import hashlib
@@ -101,7 +102,7 @@ def power_notes(power: PowerState) -> list[str]:
 
 def model_facts(loaded: "LoadedModel") -> ModelEntry:
     """Describe a model: origin, size, costs and hashes."""
-    from headrace.app.model_info.report import quantization_document
+    from headrace.app.model_info.model_report import quantization_document
 
     checkpoint = loaded.checkpoint
     cost = loaded.network.cost

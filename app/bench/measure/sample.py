@@ -14,7 +14,7 @@ from typing import Protocol
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.setup import EngineSetup
 from headrace.runtime.machine.energy import EnergyUse
-from headrace.runtime.machine.load import CPUUse
+from headrace.runtime.machine.machine_load import CPUUse
 from headrace.runtime.metrics.telemetry import RankTimes
 
 

@@ -21,7 +21,7 @@ from headrace.app.bench.measure.records import Result
 from headrace.app.bench.measure.sample import Backend, Repetition, typical_speed
 from headrace.app.bench.stats import sd, student_quantile
 from headrace.runtime.errors import EngineError
-from headrace.runtime.machine.load import CPUMeter
+from headrace.runtime.machine.machine_load import CPUMeter
 
 MIN_ROUNDS = 5
 MAX_ROUNDS = 40

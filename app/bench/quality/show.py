@@ -11,7 +11,7 @@ from rich.text import Text
 
 from headrace.app.bench.measure.setup import setup_line
 from headrace.app.bench.quality.figures import Figure, QualityResult
-from headrace.app.bench.quality.run import QualityDocument
+from headrace.app.bench.quality.quality_run import QualityDocument
 from headrace.app.bench.show.formats import model_line
 from headrace.app.bench.show.phrases import interval
 from headrace.app.output.document import csv_table, flat, markdown_table

@@ -2,7 +2,7 @@
 
 Colours are drawn as placeholders and replaced by CSS variables, so one drawing serves light and dark pages. Text stays
 text, and each drawing has a description. Each function takes entries of a benchmark document and returns SVG, or None
-without data. `report.py` places them, and its style sheet has the variables of `_VARIABLES`.
+without data. `html_report.py` places them, and its style sheet has the variables of `_VARIABLES`.
 """
 
 import io

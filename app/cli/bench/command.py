@@ -148,7 +148,7 @@ def _measure(given: BenchOptions) -> int:
 
     options = _run_options(given)
     if given.report is not None:
-        from headrace.app.bench.show.report import check_report_path
+        from headrace.app.bench.show.html_report import check_report_path
 
         check_report_path(given.report)
     if given.save:
@@ -302,7 +302,7 @@ def _measure_quality(ctx: click.Context, given: BenchOptions) -> int:
     """
     from headrace.app.bench.measure.plan import parse_counts
     from headrace.app.bench.quality import show
-    from headrace.app.bench.quality.run import QualityOptions, run
+    from headrace.app.bench.quality.quality_run import QualityOptions, run
     from headrace.app.bench.quality.text import SCORED
     from headrace.app.config.settings import chosen_model, load_settings
 
@@ -337,7 +337,7 @@ def _measure_quality(ctx: click.Context, given: BenchOptions) -> int:
 
 
 def _write_report(document: "RunDocument", given: BenchOptions) -> None:
-    from headrace.app.bench.show.report import html
+    from headrace.app.bench.show.html_report import html
     from headrace.app.output.output_file import write_output
 
     assert given.report is not None

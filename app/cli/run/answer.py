@@ -1,7 +1,7 @@
 """The work of `headrace run`: read the prompt, load the model, answer, report.
 
 `run_answer` checks everything that can be refused before it fetches or loads a model. Several answers to one prompt are
-in `samples.py`, the stored conversation in `session.py`, the figures in `report.py`.
+in `samples.py`, the stored conversation in `session.py`, the figures in `answer_report.py`.
 """
 
 import sys
@@ -127,7 +127,7 @@ def _one_answer(
             error.hint = _context_hint(answerer, session)
             raise
     if arguments.reported or (sys.stderr.isatty() and not arguments.quiet):
-        from headrace.app.cli.run.report import (
+        from headrace.app.cli.run.answer_report import (
             make_report,  # imported only if it is printed
             print_report,
         )

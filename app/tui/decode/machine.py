@@ -16,7 +16,7 @@ from headrace.runtime.metrics.telemetry import RankTimes
 from headrace.runtime.metrics.units import format_bytes, format_joules, percent, three_digits
 
 if TYPE_CHECKING:  # the chat's first frame does not import it
-    from headrace.runtime.machine.load import MachineLoad
+    from headrace.runtime.machine.machine_load import MachineLoad
 
 _LABEL = 5  # cells of `CPU`, `GPU` and `RAM`, with the gap
 _TIMED_WITHIN = 64  # steps in which one that was timed by rank is looked for

@@ -53,7 +53,7 @@ from headrace.runtime.metrics.telemetry import MBU, Percentiles, StepRecord, Sum
 
 if TYPE_CHECKING:  # the chat's first frame does not import them
     from headrace.runtime.engine.request import Finished
-    from headrace.runtime.machine.load import MachineLoad
+    from headrace.runtime.machine.machine_load import MachineLoad
 
 LivePhase = Literal["start", "load", "failed", "prefill", "decode", "idle", "dead"]
 

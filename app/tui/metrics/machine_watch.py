@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headrace.runtime.machine.load import MachineLoad
     from headrace.runtime.machine.load_sampler import LoadSampler
+    from headrace.runtime.machine.machine_load import MachineLoad
 
 LOOK_S = 2.0  # between two samples
 

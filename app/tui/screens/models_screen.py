@@ -114,7 +114,7 @@ def model_rows(card: ModelCard | None, machine: MachineFacts) -> list[ModelRow]:
     card: the loaded model's. machine: its bandwidth and arithmetic are measured after the first load.
     """
     from headrace.app.model_info.kv_fits import fits_text
-    from headrace.app.model_info.report import overview
+    from headrace.app.model_info.model_report import overview
     from headrace.models.registry.catalog import load_catalog
     from headrace.models.registry.store import Store
 

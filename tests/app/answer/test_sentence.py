@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.app.answer.sentence import StepFigures, cpu_phrase, sentence
-from headrace.runtime.machine.load import CPUUse, MachineLoad
+from headrace.runtime.machine.machine_load import CPUUse, MachineLoad
 
 MIB = 1 << 20
 

@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from headrace.app.cli.batch import batch
+from headrace.app.cli.run.answer_report import RunReport, summary_line, table
 from headrace.app.cli.run.command import run
-from headrace.app.cli.run.report import RunReport, summary_line, table
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
 from tests.support.tiny_chat import write_chat_model
@@ -64,7 +64,7 @@ def test_an_answers_figures_count_tokens_and_steps_separately(
     model: Path, asked: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reports: list[RunReport] = []
-    monkeypatch.setattr("headrace.app.cli.run.report.print_report", lambda report, _: reports.append(report))
+    monkeypatch.setattr("headrace.app.cli.run.answer_report.print_report", lambda report, _: reports.append(report))
     for choice in ("ngram", "off"):
         arguments = ["hi", "-m", str(model), "-n", "200", "-t", "0", "--stats", "--speculate", choice]
         CliRunner().invoke(run, arguments, catch_exceptions=False, standalone_mode=False)

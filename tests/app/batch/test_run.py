@@ -16,7 +16,7 @@ from headrace.app.batch.line import BatchDefaults, BatchLine
 from headrace.app.batch.output import ResultFile, ResultStream
 from headrace.app.batch.parse import parse_lines
 from headrace.app.batch.progress import progress_text
-from headrace.app.batch.run import Batch, Tally
+from headrace.app.batch.run_batch import Batch, Tally
 from headrace.models.loading.load import LoadedModel, load_model
 from headrace.models.text.stop_strings import StopMatcher
 from headrace.runtime.engine.request import CancelFlag

@@ -16,7 +16,7 @@ from headrace.app.bench.show.columns import mbu_cell
 from headrace.app.bench.show.phrases import energy_cell
 from headrace.app.predict.step_cost_fit import Point, fit_step_cost
 from headrace.runtime.machine.energy import EnergyUse
-from headrace.runtime.machine.load import CPUUse
+from headrace.runtime.machine.machine_load import CPUUse
 from headrace.runtime.metrics.units import format_joules
 
 

@@ -34,7 +34,7 @@ from headrace.app.bench.measure.setup import EngineSetup, setup_line
 from headrace.app.bench.show import formats
 from headrace.app.bench.show.columns import csv_text, results_table
 from headrace.app.bench.show.formats import step_figures
-from headrace.app.bench.show.report import html
+from headrace.app.bench.show.html_report import html
 from headrace.app.output.document import flat, json_text
 from headrace.runtime.errors import HeadraceError, UsageError
 from headrace.runtime.machine.energy import EnergyUse

@@ -10,7 +10,7 @@ from headrace.app.chat.comparison import Comparison
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.parallel_answers import ParallelAnswer
 from headrace.app.engine.events import Damaged
-from headrace.app.model_info import report as models_report
+from headrace.app.model_info import model_report as models_report
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import EngineError, SessionError, UsageError
 from headrace.runtime.machine.memory import MemoryBudget

@@ -13,7 +13,7 @@ from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.parallel_answers import ParallelEvent
 from headrace.app.engine.client import EngineClient
 from headrace.app.engine.events import Delta
-from headrace.app.model_info.report import memory_needed
+from headrace.app.model_info.model_report import memory_needed
 from headrace.app.sessions.export import to_markdown
 from headrace.app.sessions.store import SessionStore
 from tests.support.patience import PATIENCE_S

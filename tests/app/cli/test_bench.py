@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 
 from headrace.app.bench.compare.documents import checked
 from headrace.app.bench.show.formats import markdown
+from headrace.app.bench.show.html_report import html
 from headrace.app.bench.show.phrases import interval
-from headrace.app.bench.show.report import html
 from headrace.app.cli.bench.command import bench
 from headrace.app.cli.predict import fit, predict
 from headrace.runtime import ops
@@ -151,7 +151,7 @@ def test_a_run_is_saved_also_if_its_report_fails_and_reported_also_if_it_cannot_
 
     options = ("-m", str(model), "-p", "0", "-n", "4", "-r", "1", "--save", "--report", str(tmp_path / "out.html"))
     with monkeypatch.context() as patch:
-        patch.setattr("headrace.app.bench.show.report.html", fail)
+        patch.setattr("headrace.app.bench.show.html_report.html", fail)
         with pytest.raises(HeadraceError, match="full"):
             run(*options)
     assert len(json.loads(run("history", "--json").stdout)) == 1
@@ -195,7 +195,7 @@ def test_a_report_that_could_not_be_written_is_an_error_before_the_run(
 def test_a_report_without_its_library_is_an_error_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.app.bench.show.report.find_spec", lambda _: None)
+    monkeypatch.setattr("headrace.app.bench.show.html_report.find_spec", lambda _: None)
     monkeypatch.setattr("headrace.app.bench.measure.run.run", lambda *_: pytest.fail("it ran"))
     with pytest.raises(UsageError, match="matplotlib"):
         run(*SHORT, "--report", str(tmp_path / "out.html"))

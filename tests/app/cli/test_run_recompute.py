@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from headrace.app.answer.answer import Answer, EncodedPrompt
 from headrace.app.answer.sentence import OTHERS, sentence
-from headrace.app.cli.run.report import RunReport, document, run_trace, summary_line, table
+from headrace.app.cli.run.answer_report import RunReport, document, run_trace, summary_line, table
 from headrace.runtime.engine.request import Finished, Request, Step
 from headrace.runtime.engine.timeline import Timeline
 from headrace.runtime.machine import peaks
 from headrace.runtime.machine.energy import TokenEnergy
 from headrace.runtime.machine.hardware import machine
-from headrace.runtime.machine.load import CPUUse
+from headrace.runtime.machine.machine_load import CPUUse
 from headrace.runtime.metrics.cost import LayerKV, StepCost
 from headrace.runtime.metrics.telemetry import Percentiles
 from tests.support.deltas import delta_of

@@ -13,7 +13,7 @@ from headrace.app.engine import idle_work
 from headrace.app.engine.events import PeakMeasured
 from headrace.app.engine.idle_work import IdleWork
 from headrace.models.registry.resolve import resolve
-from headrace.runtime.machine.load import CPUUse
+from headrace.runtime.machine.machine_load import CPUUse
 from headrace.runtime.machine.peaks import Peak
 from tests.app.scripted_engine import MACHINE, PEAK
 from tests.support.summaries import make_summary

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.config.load_options import ModelSpec
-from headrace.app.engine import batch_report
+from headrace.app.engine import batch_monitor
 from headrace.app.engine.client import EngineClient
 from headrace.app.engine.commands import Generate
 from headrace.app.engine.events import BatchStatus, ContextFull, Delta, Done, Event, Failed, Ready
@@ -102,7 +102,7 @@ def test_a_prompt_that_is_too_long_does_not_change_other_answers(host: EngineHos
 
 
 def test_status_covers_all_running_requests(host: EngineHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_report, "_INTERVAL_S", float("inf"))  # only the first and the last
+    monkeypatch.setattr(batch_monitor, "_INTERVAL_S", float("inf"))  # only the first and the last
     events: list[Event] = []
     for number in (1, 2):
         begin(host, asked(number, 20 * number), CancelFlag(), events.append)

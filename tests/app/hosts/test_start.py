@@ -29,7 +29,7 @@ from headrace.app.hosts.start import Ranks, described_model
 from headrace.models.registry.resolve import ResolvedModel, resolve
 from headrace.runtime.errors import EngineError, UsageError
 from headrace.runtime.ops import native
-from headrace.runtime.ranks import link
+from headrace.runtime.ranks import peer_connection
 from tests.support.adapters import write_adapter
 from tests.support.commands import headrace
 from tests.support.patience import PATIENCE_S
@@ -194,7 +194,7 @@ def test_silent_strangers_at_the_probe_delay_nothing(monkeypatch: pytest.MonkeyP
         return made
 
     monkeypatch.setattr(start, "listen", listen_with_strangers)
-    monkeypatch.setattr(link, "GREETING_S", 10 * PATIENCE_S)
+    monkeypatch.setattr(peer_connection, "GREETING_S", 10 * PATIENCE_S)
     assert len(started(two(), None)) == 2
     for stranger in strangers:
         stranger.close()

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from headrace.app.cli.models import models
 from headrace.app.cli.quantize import quantize
-from headrace.app.quantize import run as run_module
+from headrace.app.quantize import quantize as run_module
 from headrace.app.quantize import sensitivity
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import open_checkpoint

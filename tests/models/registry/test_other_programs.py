@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from headrace.app.model_info.report import foreign_documents
+from headrace.app.model_info.model_report import foreign_documents
 from headrace.models.registry.find_shape import find_shape
 from headrace.models.registry.hub_cache import cached_models
 from headrace.models.registry.other_programs import find_foreign, foreign_models

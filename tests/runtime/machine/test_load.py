@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from headrace.runtime.machine.load import LEAST_S, CPUMeter, MachineLoad
 from headrace.runtime.machine.load_sampler import LoadSampler
+from headrace.runtime.machine.machine_load import LEAST_S, CPUMeter, MachineLoad
 from headrace.runtime.machine.sensors import Readings
 
 TICK = os.sysconf("SC_CLK_TCK")

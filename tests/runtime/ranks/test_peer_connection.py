@@ -11,10 +11,10 @@ from queue import Queue
 import pytest
 
 from headrace.runtime.errors import UsageError
-from headrace.runtime.ranks import link
+from headrace.runtime.ranks import peer_connection
 from headrace.runtime.ranks.follower import Follower
 from headrace.runtime.ranks.leader import Leader, listen
-from headrace.runtime.ranks.link import PeerConnection, RankLostError, connect
+from headrace.runtime.ranks.peer_connection import PeerConnection, RankLostError, connect
 from headrace.runtime.ranks.split import Split
 from tests.support.patience import PATIENCE_S
 
@@ -92,8 +92,8 @@ def test_unknown_connections_are_ignored(pair: Pair, sent: bytes) -> None:
 
 
 def test_silent_unknown_connections_delay_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "GREETING_S", 10 * PATIENCE_S)
-    strangers = [socket.create_connection(pair.address) for _ in range(link.MAX_GREETED + 8)]
+    monkeypatch.setattr(peer_connection, "GREETING_S", 10 * PATIENCE_S)
+    strangers = [socket.create_connection(pair.address) for _ in range(peer_connection.MAX_GREETED + 8)]
     connected(pair).link.close()
     for stranger in strangers:
         stranger.close()
@@ -111,7 +111,7 @@ def test_a_slow_unknown_connection_delays_nothing() -> None:
 
     threading.Thread(target=drip, daemon=True).start()
     with here, there, pytest.raises(TimeoutError):
-        link.accept(here, KEY, 0.2)
+        peer_connection.accept(here, KEY, 0.2)
     ended.set()
 
 
@@ -158,8 +158,8 @@ def test_a_closed_connection_ends_both_ranks_and_names_the_lost_one(pair: Pair) 
 
 
 def test_a_silent_rank_is_lost(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "SILENCE_S", 0.2)
-    monkeypatch.setattr(link, "BEAT_S", PATIENCE_S)
+    monkeypatch.setattr(peer_connection, "SILENCE_S", 0.2)
+    monkeypatch.setattr(peer_connection, "BEAT_S", PATIENCE_S)
     connected(pair)
     assert "has not been heard of" in str(pair.lost.get(timeout=PATIENCE_S))
 

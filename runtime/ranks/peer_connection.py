@@ -12,7 +12,7 @@ thread, so silent strangers delay no rank.
 Rank 0 sends {"calls": [...]}, {"end": reason} (`runtime.ranks.leader`) and the model to load
 (`models/loading/ranked.py`). A follower answers some calls (`runtime.ranks.follower`) with {"marks": bool},
 {"found": entries} or {"cleared": true}, and the model to load with {"found": true}, then {"context": ..., "fitting":
-...} (`models/loading/ranked.py`). tests/runtime/ranks/test_link.py guards this.
+...} (`models/loading/ranked.py`). tests/runtime/ranks/test_peer_connection.py guards this.
 """
 
 import hmac
