@@ -107,18 +107,14 @@ def test_the_command_runs_in_a_projects_folder(installed: Path, model: Path, pro
     assert run_in(project, [installed / "headrace", "run", "hi", "-m", model, "-n", "2"], path=path)
 
 
-def test_files_of_the_folder_shadow_no_module(installed: Path, model: Path, project: Path) -> None:
+def test_files_and_packages_shadow_no_module(installed: Path, model: Path, project: Path) -> None:
+    """Neither files of the folder nor packages, some of which bear the names of modules that Python has by now."""
     for name in ("queue.py", "random.py", "tokenizers.py", "headrace.py", "pip.py"):
-        (project / name).write_text("raise SystemExit('not this one')\n")
-    assert run_in(project, [installed / "python", installed / "talk", model], path=None)
-    assert run_in(project, [installed / "headrace", "run", "hi", "-m", model, "-n", "2"], path=None)
-
-
-def test_installed_packages_shadow_no_standard_module(installed: Path, model: Path, project: Path) -> None:
-    """Some packages bear the names of modules that Python has by now."""
+        (project / name).write_text(f"raise SystemExit('{name} of the folder')\n")
     backport = packages(installed) / "dataclasses.py"
-    backport.write_text("raise SystemExit('not this one')\n")
+    backport.write_text("raise SystemExit('the package dataclasses')\n")
     try:
         assert run_in(project, [installed / "python", installed / "talk", model], path=None)
+        assert run_in(project, [installed / "headrace", "run", "hi", "-m", model, "-n", "2"], path=None)
     finally:
         backport.unlink()
