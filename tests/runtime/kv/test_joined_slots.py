@@ -393,10 +393,10 @@ def test_batching_does_not_change_output(llama: Decoder, chunk: int, monkeypatch
 
     monkeypatch.setattr(kv, "assign", watched)
     to_come = [
-        Request(prompt_of(chance.randint(chunk - 40, chunk - 10)), 60, speculate=chance.choice(["off", "ngram"]))
+        Request(prompt_of(chance.randint(chunk - 40, chunk - 10)), 45, speculate=chance.choice(["off", "ngram"]))
         for _ in range(5)
     ]
-    grow_together = [Request(prompt_of(chunk - 20), 60, speculate="off") for _ in range(3)]
+    grow_together = [Request(prompt_of(chunk - 20), 45, speculate="off") for _ in range(3)]
     tokens: dict[Any, list[int]] = {engine.submit(request): [] for request in grow_together}
     cancelled = set()
     stepped_back = 0
