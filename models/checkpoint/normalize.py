@@ -18,7 +18,7 @@ from headrace.runtime.errors import CheckpointError
 _RENAMES = {"torch_dtype": "dtype"}  # older key -> newer one, of all families
 # Other names of the maximum context.
 _CONTEXT_KEYS = ("n_positions", "n_ctx", "max_sequence_length", "max_seq_len", "seq_length", "model_max_length")
-_MOST_LEVELS = 32
+_MOST_LEVELS = 32  # of nested objects and lists, see `_is_deep`
 # Infinities, as transformers writes them -> their values
 _FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf")}
 

@@ -23,7 +23,7 @@ from headrace.models.checkpoint.tensor_info import TensorInfo
 from headrace.runtime.config.typed import as_list, as_mapping
 from headrace.runtime.errors import CheckpointError
 
-MAX_INDEX_BYTES = 32 << 20
+MAX_INDEX_BYTES = 32 << 20  # a line for each tensor: a hundred thousand need about 10 MB
 ORIGIN_FILE = "headrace.json"
 
 # Config keys whose value is code, or the name of code, that a loader would import and run. Two keys are allowed:

@@ -20,7 +20,7 @@ from headrace.runtime.errors import CheckpointError
 MAX_CONFIG_BYTES = 4 << 20
 MAX_HEADER_BYTES = 16 << 20  # a hundred thousand tensors in one shard need about 12 MB
 MAX_STATE_BYTES = 1 << 16  # of bitsandbytes' state of a matrix: a few hundred
-MAX_RANK = 8
+MAX_RANK = 8  # axes of a tensor; weights have up to five
 
 
 def read_strict_object(root: Path, name: str, limit: int = MAX_CONFIG_BYTES) -> dict[str, object]:

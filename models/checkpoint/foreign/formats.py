@@ -15,6 +15,7 @@ another way.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 
 from headrace.models.checkpoint.foreign import nf4
@@ -167,7 +168,9 @@ def _scaled(method: str, tensors: Mapping[str, TensorInfo], block: tuple[int, ..
                 raise CheckpointError(f"tensor {name}_zero_point is {zeros.dtype} {zeros.shape}, unlike its scales")
         blocks = _blocks(name, info.shape, tensors[scale], block)
         bits, group = requantized(info.shape)
-        matrices[name] = ForeignMatrix("scaled", info.shape, parts, 8, 0, blocks, bits, group)
+        matrices[name] = ForeignMatrix(
+            "scaled", info.shape, parts, stored_bits=8, stored_group=0, blocks=blocks, bits=bits, group_size=group
+        )
     return Foreign(method, matrices, _dropped(tensors))
 
 
@@ -278,9 +281,19 @@ def _four_bit(tensors: Mapping[str, TensorInfo]) -> Foreign:
     matrices: dict[str, ForeignMatrix] = {}
     states = [(name.removesuffix(end), name) for name in tensors for end in nf4.STATES if name.endswith(end)]
     for weight, state in states:
-        shape, parts, (stored_group, outer), offset = nf4.parts_of(weight, state, tensors)
-        bits, group = requantized(shape)
-        matrices[weight] = ForeignMatrix("nf4", shape, parts, 4, stored_group, (outer,), bits, group, offset=offset)
+        coded = nf4.read_matrix(weight, state, tensors)
+        bits, group = requantized(coded.shape)
+        matrices[weight] = ForeignMatrix(
+            "nf4",
+            coded.shape,
+            coded.parts,
+            stored_bits=4,
+            stored_group=coded.codes,
+            blocks=(coded.scales,),
+            bits=bits,
+            group_size=group,
+            offset=coded.offset,
+        )
     if not matrices:
         raise _unsupported("bitsandbytes without 4-bit weights in the checkpoint")
     return Foreign("4-bit codes (bitsandbytes)", matrices, _dropped(tensors) | {state for _, state in states})
@@ -294,10 +307,11 @@ def _matrix(
     stored, group: bits and columns that share a scale, in the file.
     affine: columns that share a scale in MLX's groups, which then represent it exactly; None: it is requantized.
     """
+    matrix = ForeignMatrix(layout, shape, parts, stored_bits=stored, stored_group=group)
     if affine is not None:
-        return ForeignMatrix(layout, shape, parts, stored, group, (), stored, affine, exact=True)
+        return replace(matrix, bits=stored, group_size=affine, exact=True)
     bits, becomes = requantized(shape)
-    return ForeignMatrix(layout, shape, parts, stored, group, (), bits, becomes)
+    return replace(matrix, bits=bits, group_size=becomes)
 
 
 def _affine_group(group: int) -> int | None:

@@ -11,7 +11,7 @@ Blocks run over the flattened matrix. With double quantization the scales are 8-
 
 from collections.abc import Mapping
 from math import isfinite, prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.models.checkpoint.foreign.matrices import ForeignMatrix
 from headrace.models.checkpoint.shard_header import read_small_object
@@ -25,13 +25,18 @@ STATES = (".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
 _NESTED = {"nested_scales": "nested_absmax", "nested_table": "nested_quant_map"}
 
 
-def parts_of(
-    weight: str, state: str, tensors: Mapping[str, TensorInfo]
-) -> tuple[tuple[int, int], dict[str, str], tuple[int, int], float]:
-    """Return (shape, parts, block sizes, offset) of a 4-bit matrix. Reads its state, a few hundred bytes of the shard.
+class CodedMatrix(NamedTuple):
+    """Facts of a 4-bit matrix (N, K)."""
 
-    parts: tensor by role, the nested ones only with double quantization.
-    block sizes: codes that share a scale; scales that share one, 1 by default.
+    shape: tuple[int, int]
+    parts: dict[str, str]  # tensor by role, the nested ones only with double quantization
+    codes: int  # that share a scale
+    scales: int  # that share a scale of their own; 1 by default
+    offset: float  # of the scales
+
+
+def read_matrix(weight: str, state: str, tensors: Mapping[str, TensorInfo]) -> CodedMatrix:
+    """Return the facts of the matrix `weight`. Reads its state, a few hundred bytes of the shard.
 
     Raises CheckpointError for parts that are missing or contradict each other.
     """
@@ -68,7 +73,7 @@ def parts_of(
         info = tensors[name]
         if (info.dtype, prod(info.shape)) != wanted[role]:
             raise CheckpointError(f"tensor {name} is {info.dtype} {info.shape}, which does not fit {state}")
-    return (rows, columns), parts, (group, outer), float(offset)
+    return CodedMatrix((rows, columns), parts, group, outer, float(offset))
 
 
 def dequantize(matrix: ForeignMatrix, parts: "Mapping[str, mx.array]") -> "mx.array":

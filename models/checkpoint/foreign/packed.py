@@ -18,7 +18,10 @@ _AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
 def unpack(
     matrix: ForeignMatrix, data: mx.array, scales: mx.array, zeros: mx.array | None, zeros_less_one: bool
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """Return (q (N, K) uint32, scales (N, G) float32, zeros (N, G) float32), groups in the file's order."""
+    """Return (q (N, K) uint32, scales (N, G) float32, zeros (N, G) float32), groups in the file's order.
+
+    data, scales, zeros: as stored. zeros_less_one: zero points are stored minus one (`Foreign`).
+    """
     bits = matrix.stored_bits
     if matrix.layout == "packed":
         q = _open(data, bits)
