@@ -141,7 +141,8 @@ def _codes(weights: mx.array, scale: mx.array, bias: mx.array, max_code: int) ->
 
 def _smaller_error(tried: _Tried, other: _Tried) -> _Tried:
     """Return, of each group, the one with the smaller error."""
-    better = other[0] < tried[0]
+    (error, *_), (other_error, *_) = tried, other
+    better = other_error < error
     error, codes, scales, biases = (mx.where(better, b, a) for a, b in zip(tried, other, strict=True))
     return error, codes, scales, biases
 

@@ -73,7 +73,7 @@ def write_side_files(checkpoint: Checkpoint, section: Mapping[str, object], targ
 
 def _write_weights(checkpoint: Checkpoint, kind: Quantization, target: Path, progress: Progress) -> None:
     """Write the tensors, matrices among them quantized, a file for each shard. progress: gets bytes that are done."""
-    kept_names = _unquantized_names(checkpoint)
+    kept_names = _kept_names(checkpoint)
     done = 0
     here = {stored: name for name, stored in text_part(checkpoint).stored.items()}  # names in MLX by those in the files
     shapes = {name: checkpoint.tensors[stored].shape for stored, name in here.items()}
@@ -87,17 +87,17 @@ def _write_weights(checkpoint: Checkpoint, kind: Quantization, target: Path, pro
                 called = name.replace(".experts.", ".switch_mlp.").replace("gate_up_proj", "input_linear") + ".weight"
                 if inputs_first(here[name], shapes):
                     array = mx.contiguous(array.swapaxes(1, 2))  # (experts, outputs, inputs)
+            made = {called: array}
             if _is_matrix(array, called, kind):
-                written |= _quantized(called, array, kind)
-            else:
-                written[called] = array
-            mx.eval(list(written.values())[-3:])
+                made = _quantized(called, array, kind)
+            mx.eval(list(made.values()))
+            written |= made
             done += checkpoint.tensors[name].nbytes
             progress("quantizing", done, total)
         save_arrays(target / f"model-{number:05d}.safetensors", written)
 
 
-def _unquantized_names(checkpoint: Checkpoint) -> set[str]:
+def _kept_names(checkpoint: Checkpoint) -> set[str]:
     """Return the tensors of the text part, and of a multi-token prediction head without copies of the model's own."""
     names = set(text_part(checkpoint).stored.values())
     head = head_tensors(checkpoint)

@@ -44,7 +44,7 @@ from headrace.runtime.ranks.peer_connection import Record
 from headrace.runtime.ranks.split import Split
 
 ANSWER_S = 10.0  # that a follower gets to find the model
-MOST_CONTEXTS = 1e6  # see `_contexts`
+MOST_CONTEXTS = 1e6  # more than any machine holds: stands for no bound, since JSON has no infinity
 
 
 def load_ranked(
