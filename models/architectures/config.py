@@ -288,12 +288,13 @@ class DecoderConfig:
         return layer.heads or self.heads
 
     def heads_of(self, layer: LayerConfig) -> tuple[int, int]:
-        """Return a layer's K/V heads and their size."""
+        """Return (number of K/V heads, their size) of a layer."""
         return layer.kv_heads or self.kv_heads, layer.head_dim or self.head_dim
 
     def value_size(self, layer: LayerConfig) -> int:
         """Return the size of a layer's values, as they are projected."""
-        return layer.value_dim or self.heads_of(layer)[1]
+        _, size = self.heads_of(layer)
+        return layer.value_dim or size
 
     def stored_heads(self, layer: LayerConfig) -> tuple[int, int]:
         """Return the heads of a layer's K and V as stored, and their size.

@@ -144,7 +144,7 @@ class AdaptedOps:
     A layer with one of these weights is computed one operation at a time. Every operation that multiplies by a single
     projection is overridden, but for `experts`: factors of its router, and of projections around experts, are refused
     (`Parameters.refuse_factors`). Stacks of experts never have factors (`Changes.check_taken`), and those of embeddings
-    are refused by their names or sizes.
+    are refused by their names or sizes. `tests/models/network/test_adapters.py` compares with merged weights.
     """
 
     def __init__(self, ops: Ops, factors: Mapping[Weight, Factors]) -> None:

@@ -2,11 +2,11 @@
 
 AltUp is arXiv:2301.13310. A layer predicts all streams, computes the first, and corrects all by its change:
 
-    predicted = streams + P(r) @ streams                          r = tanh(router(norm(first stream)) / E)
+    predicted = streams + A(r) @ streams                          r = tanh(router(norm(first stream)) / E)
     output    = layer(predicted first stream)                     with Laurel, a low-rank product next to attention
     streams   = predicted + (1 + C(r)) * (output - predicted first stream)                  r of the output
 
-P and C are linear functions of the router's S numbers. A layer's own input is added to all streams but the first.
+A and C are linear functions of the router's S numbers. A layer's own input is added to all streams but the first.
 
 Dimensions: B sequences, T new tokens, S streams, E hidden size, L layers, P size of a layer's own input.
 """
@@ -37,7 +37,7 @@ class AltUpDecoder(Decoder):
             [parameters.matrix(tensor.name, tensor.rows, tensor.columns) for tensor in tensors]
             for tensors in stream_projections(config, config.altup)
         )
-        self._half = mx.array([0.5**0.5], self._dtype)  # power of a sum of two
+        self._half = mx.array([0.5**0.5], self._dtype)  # gives a sum of two the mean square of one
 
     @property
     def _arrays(self) -> list[mx.array]:

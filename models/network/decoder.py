@@ -230,7 +230,10 @@ class Decoder:
 
     @property
     def wide_chunks(self) -> bool:
-        """True for mixtures, and heads of 256: on GPUs with tensor units MLX fuses their attention from 1,024 rows."""
+        """True for mixtures, of which every chunk reads all experts, and for heads of 256.
+
+        On GPUs with tensor units MLX fuses the attention of such heads from 1,024 rows on.
+        """
         return self.config.head_dim == 256 or any(layer.mixture for layer in self._layers)
 
     def kv_backend(self, options: KVOptions) -> KVBackend:

@@ -107,7 +107,7 @@ def head_parameters(
 ) -> Parameters:
     """Return a head's weights under the names of a model of one layer. See `Parameters`."""
     checkpoint = tensors.checkpoint
-    config = text_config(tensors.checkpoint.config)
+    config = text_config(checkpoint.config)
     stored = {headrace_name(ours, config): theirs for theirs, ours in tensors.renamed.items()}
     infos = {ours: checkpoint.tensors[theirs] for ours, theirs in stored.items()}
     section = quantization_section(checkpoint.config)

@@ -2,8 +2,8 @@
 
     input = (table[token] * sqrt(P) + rms_norm(projection(x) / sqrt(E))) / sqrt(2)
 
-P = size of a layer's input, L = layers, E = size of hidden states. A step multiplies by none of the constant factors:
-they are part of weights and of the norm's epsilon.
+P = size of a layer's input, L = layers, E = size of hidden states. The projection is multiplied by none of the constant
+factors: they are part of the norm's weight and epsilon. Rows of the table are multiplied by one number.
 """
 
 import mlx.core as mx

@@ -93,8 +93,17 @@ def read_mixer(
     # Delta networks: rows as stored, or by key head
     if sizes.kind != "ssm":
         norm = parameters.vector(f"{at}.norm.weight", sizes.value_dim)
-        max_beta = mixer.most_beta
-        spec = MixerSpec(sizes, taps, bias, rate, step_bias, mixer.decay_bound, max_beta, norm=norm, norm_eps=mixer.eps)
+        spec = MixerSpec(
+            sizes,
+            taps=taps,
+            tap_bias=bias,
+            rate=rate,
+            step_bias=step_bias,
+            bound=mixer.decay_bound,
+            most_beta=mixer.most_beta,
+            norm=norm,
+            norm_eps=mixer.eps,
+        )
         stored_order = _by_key_head(sizes) if mixer.by_key_head else None
         return spec, parameters.fused(prefix, inputs, stored_order), output
 
@@ -178,7 +187,8 @@ def read_layers(
     ropes: dict[RopeConfig | None, Rope | None] = {None: None}
     for layer in config.layers:
         if layer.rope is not None and layer.rope not in ropes:
-            ropes[layer.rope] = make_rope(layer.rope, config.heads_of(layer)[1], config.context_length)
+            _, head_dim = config.heads_of(layer)
+            ropes[layer.rope] = make_rope(layer.rope, head_dim, config.context_length)
     if indices is None:
         indices = range(len(config.layers))
     weights = []
@@ -358,6 +368,7 @@ def _with_attention(
 
 
 def _altup(config: DecoderConfig, parameters: Parameters, prefix: str, sizes: AltUpConfig) -> AltUpWeights:
+    """Return the weights of a layer's parallel streams, see `AltUpWeights`."""
     width = config.hidden_size
     streams = sizes.streams
     router, left, right = altup_layer(config, sizes)

@@ -30,8 +30,10 @@ class TokenHistory:
         self._fed: WeakKeyDictionary[KVCache, _Fed] = WeakKeyDictionary()
 
     def append(self, cache: KVCache, tokens: mx.array) -> tuple[bool, list[mx.array]]:
-        """Note tokens (1, T) about to be fed. Return whether they use the long factors, and the pieces (1, n) of all
-        tokens before, if those have to be fed again."""
+        """Note tokens (1, T) about to be fed. Return whether they use the long factors, and what is fed again first.
+
+        That is the pieces (1, n) of all tokens before, if the other factors have rotated their keys; else nothing.
+        """
         pieces, was_long = self._fed.get(cache, _Fed([], False))
         before = first_tokens(pieces, cache.length)  # a cache may have dropped rejected draft tokens
         long = cache.length + tokens.shape[1] > self._original
@@ -43,10 +45,10 @@ class TokenHistory:
 
 def first_tokens(pieces: list[mx.array], length: int) -> list[mx.array]:
     """Return the first `length` tokens of pieces (1, T)."""
-    tokens_of_rows: list[mx.array] = []
+    kept: list[mx.array] = []
     for piece in pieces:
         if length <= 0:
             break
-        tokens_of_rows.append(piece[:, :length])
+        kept.append(piece[:, :length])
         length -= piece.shape[1]
-    return tokens_of_rows
+    return kept

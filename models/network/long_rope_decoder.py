@@ -1,4 +1,7 @@
-"""The decoder with LongRoPE (arXiv:2402.13753). See `models.network.long_rope`."""
+"""The decoder with LongRoPE (arXiv:2402.13753), see `models.network.long_rope`, and the choice between all decoders.
+
+`models.loading` calls `make_decoder`; ranks make theirs in `loading.rank_part`.
+"""
 
 import mlx.core as mx
 

@@ -66,14 +66,14 @@ def with_gates(ops: Ops, x: mx.array, layer: LayerWeights) -> mx.array:
 
 def normed_heads(ops: Ops, projected: Projections, norms: tuple[mx.array, mx.array], eps: float) -> Projections:
     """Return projections with LayerNorms of queries and keys. norms: weights of each head (H, D), (Hkv, D)."""
-    queries, keys = norms
-    parts = mx.split(stacked(projected), [queries.size, queries.size + keys.size], axis=-1)
-    ones = mx.ones(queries.shape[-1:], queries.dtype)
+    q_norm, k_norm = norms
+    q, k, v = mx.split(stacked(projected), [q_norm.size, q_norm.size + k_norm.size], axis=-1)
+    ones = mx.ones(q_norm.shape[-1:], q_norm.dtype)
     normed = [
         (ops.layer_norm(part.reshape(*part.shape[:2], *norm.shape), ones, None, eps) * norm).reshape(part.shape)
-        for part, norm in zip(parts, norms, strict=False)
+        for part, norm in ((q, q_norm), (k, k_norm))
     ]
-    return [*normed, parts[2]]
+    return [*normed, v]
 
 
 def with_whole_values(projected: Projections, values: SmallValues, spec: AttentionSpec) -> Projections:

@@ -63,20 +63,20 @@ class SharedNorms:
         part = self._part
         layer = self._part.whole.layers[index]
         kv_heads, dim = part.whole.heads_of(layer)
-        queries, keys = self._heads[index]
-        parts = mx.split(rows, [queries.size, queries.size + keys.size], axis=-1)
+        q_norm, k_norm = self._heads[index]
+        q, k, v = mx.split(rows, [q_norm.size, q_norm.size + k_norm.size], axis=-1)
 
         # Squares of all ranks. K/V heads that several ranks have count once.
-        sums = [_squares(parts[0]), _squares(parts[1]) / self._sharing(kv_heads)]
+        sums = [_squares(q), _squares(k) / self._sharing(kv_heads)]
         both = self._group.all_sum(mx.concatenate(sums, axis=-1))  # (B, T, 2)
         means = both / mx.array([part.whole.heads * dim, kv_heads * dim], mx.float32)
-        scales = mx.rsqrt(means + part.whole.norm_eps)
+        q_scale, k_scale = mx.split(mx.rsqrt(means + part.whole.norm_eps), 2, axis=-1)  # (B, T, 1)
 
         normed = [
-            (x.astype(mx.float32) * scales[..., i : i + 1]).astype(rows.dtype) * norm
-            for i, (x, norm) in enumerate(zip(parts, self._heads[index], strict=False))
+            (x.astype(mx.float32) * scale).astype(rows.dtype) * norm
+            for x, scale, norm in ((q, q_scale, q_norm), (k, k_scale, k_norm))
         ]
-        return [mx.concatenate([*normed, parts[2]], axis=-1)]
+        return [mx.concatenate([*normed, v], axis=-1)]
 
     def of_mixer(self, index: int, x: mx.array, eps: float) -> mx.array:
         """Normalize a mixer's output (B, T, H * Dv), if all its heads have one norm."""

@@ -12,6 +12,8 @@ Four layouts are converted (X = experts, E = width, F = inner width, G = groups 
     others    switch_mlp.input_linear     (X, 2 F, E)         rows of gate, then of up
 
 `down_proj` of the first two is likewise, with one part. `models.checkpoint.text_part` makes the names of `switch_mlp`.
+Norms that are stored head by head (StableLM 2) become one tensor here, too. `tests/models/network/test_stacks.py` has
+each layout.
 """
 
 import re

@@ -128,7 +128,7 @@ class TensorPart:
     def _range(self, unit: Unit, size: int, layer: LayerConfig) -> range:
         """Return this rank's part of `size` rows or columns."""
         total = self.whole.query_heads(layer)  # of this layer, which may be others than `heads` of the model
-        kv_heads = self.whole.heads_of(layer)[0]
+        kv_heads, _ = self.whole.heads_of(layer)
         heads = query_range(self.heads, self.whole.heads, total)
         if unit == "inner":
             return self.own(size)
@@ -188,7 +188,10 @@ def head_ranges(config: DecoderConfig, split: Split, unit: int) -> list[range]:
         counts = {(config.heads, 1)}  # all queries share one K/V head
     else:
         value = config.head_dim
-        counts = {(config.query_heads(layer), config.heads_of(layer)[0]) for layer in config.layers}
+        counts = set()  # (query heads, K/V heads) of a layer
+        for layer in config.layers:
+            kv_heads, _ = config.heads_of(layer)
+            counts.add((config.query_heads(layer), kv_heads))
     ranges = _grouped(config.heads, max(kv_heads for _, kv_heads in counts), value, split, unit)
     for total, kv_heads in counts:
         for heads in ranges:

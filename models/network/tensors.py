@@ -183,7 +183,9 @@ def attention_gate(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
         return []
     size = 1
     if config.family.gates == "apart":
-        size = config.heads_of(layer)[1] if config.latent is None else config.latent.value
+        _, size = config.heads_of(layer)
+        if config.latent is not None:
+            size = config.latent.value
     rows = config.query_heads(layer) * size
     return [Tensor("self_attn.gate_proj", rows, config.hidden_size, rows_by="heads")]
 
@@ -246,7 +248,7 @@ def mixer_inputs(config: DecoderConfig, mixer: MixerConfig) -> list[Tensor]:
     rows: dict[str, Segments]
     if mixer.apart:
         rows = {"q_proj": key, "k_proj": key, "v_proj": inner}
-        if mixer.rank:
+        if mixer.rank:  # no segments: `mixer.rank` rows, which every rank has
             rows |= {"g_proj": inner} if mixer.full_gate else {"g_a_proj": ()}
             rows |= {"f_a_proj": (), "b_proj": heads}
         else:
@@ -259,7 +261,7 @@ def mixer_inputs(config: DecoderConfig, mixer: MixerConfig) -> list[Tensor]:
     elif sizes.kind == "delta":
         rows = {"in_proj_qkv": _channels(mixer), "in_proj_z": inner, "in_proj_b": heads, "in_proj_a": heads}
     elif sizes.kind == "conv":
-        rows = {"in_proj": 3 * inner}
+        rows = {"in_proj": (*inner, *inner, *inner)}
     else:
         rows = {"in_proj": (*inner, *_channels(mixer), *heads)}
     return [
