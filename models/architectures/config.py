@@ -266,12 +266,28 @@ class DecoderConfig:
     altup: AltUpConfig | None = None  # several residual streams
     block_layers: int = 0  # layers of a block, whose residual sum later layers read; 0: no blocks (Kimi K3)
     soft_bounds: tuple[float, float | None] | None = None  # see `runtime.ops.SituGate`; None: the family's activation
+    # Times that all stored layers run in a step, each time with K/V of their own (Nanbeige). `layers` has those of all
+    # loops, one loop after the other, which may have other windows.
+    loops: int = 1
+    loop_norm: bool = False  # the last norm ends every loop, not the last one alone
+    # Layers of the second loop attend to the entries of the first, too; gates of each head weigh both (IQuest Coder)
+    loop_gates: bool = False
 
     @property
-    def divides(self) -> bool:
-        """True if ranks can have parts of it: one residual stream, and experts that read it as it is."""
+    def stored(self) -> tuple[LayerConfig, ...]:
+        """The layers that a checkpoint has weights of: those of one loop."""
+        return self.layers[: len(self.layers) // self.loops]
+
+    @property
+    def splits(self) -> tuple[Literal["tensor", "pipeline"], ...]:
+        """Ways in which ranks can have parts of it.
+
+        All need one residual stream and experts that read it as it is, a pipeline also layers that run once.
+        """
         latent = any(layer.experts is not None and layer.experts.latent for layer in self.layers)
-        return self.altup is None and not self.block_layers and not latent
+        if self.altup is not None or self.block_layers or latent:
+            return ()
+        return ("tensor",) if self.loops > 1 else ("tensor", "pipeline")
 
     @property
     def plain(self) -> bool:

@@ -3,8 +3,10 @@
 A family has a section here with the functions of its row, by its name in a comment. The rows follow at the end.
 """
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from headrace.models.architectures.architecture import ATTENTION, FEED_FORWARD, QKV, Architecture, Config
 from headrace.models.architectures.config import (
@@ -307,6 +309,44 @@ def _plamo3(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     return replace(decoder, layers=tuple(layers), norm_weight_offset=1.0, branch_offsets=(1 / 5, 5**-1.5))
 
 
+# Nanbeige
+_MAX_LOOPS = 64
+
+
+def _nanbeige(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """Repeat the layers of each loop. Checkpoints with a weight for the loss of each further loop state no number."""
+    loops = fields.count("num_loops", default=1)
+    weights = fields.values.get("loop_loss_weights")
+    if isinstance(weights, list) and weights:
+        loops = len(weights) + 1
+    if loops > _MAX_LOOPS:
+        raise UnsupportedModelError(f"config.json: a nanbeige with {loops} loops")
+    ends_in_norm = loops > 1 and not fields.values.get("skip_loop_final_norm")
+    return replace(decoder, layers=decoder.layers * loops, loops=loops, loop_norm=ends_in_norm)
+
+
+# IQuest Coder with loops
+_LOOP_GATE = re.compile(r"model\.layers\.(\d+)\.(weight|bias)")
+
+
+def _loop_gate_name(name: str, _config: Mapping[str, Any]) -> str:
+    """Return the name of a tensor of gates, which checkpoints have next to the layers."""
+    return _LOOP_GATE.sub(r"model.layers.\1.self_attn.loop_gate.\2", name)
+
+
+def _has_one_rotation(fields: Fields) -> bool:
+    """Return False for LongRoPE: gates would have to change with the rotation."""
+    scaling = fields.section("rope_scaling")
+    return "longrope" not in (scaling.get("rope_type"), scaling.get("type"))
+
+
+def _second_loop(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """Add the layers of the second loop, whose own entries have a window."""
+    window = fields.count("loop_window_size", default=64)
+    second = tuple(replace(layer, window=window) for layer in decoder.layers)
+    return replace(decoder, layers=(*decoder.layers, *second), loops=2, loop_gates=True)
+
+
 # Keys that may list a value for each layer
 _HUNYUAN_LISTS = ("moe_topk", "num_shared_expert", "moe_intermediate_size")
 _HUNYUAN_NAMES = ((".query_layernorm.", ".q_norm."), (".key_layernorm.", ".k_norm."))
@@ -414,6 +454,17 @@ ROWS = (
         runs=_hunyuan_runs,
     ),
     Architecture(
+        "iquestloopcoder",
+        Family(),
+        context=131072,
+        tensor_names=(("model.gate_projections.", "model.layers."),),
+        rename=_loop_gate_name,
+        only={"loop_num": 2},
+        theta=5e5,
+        runs=_has_one_rotation,
+        complete=_second_loop,
+    ),
+    Architecture(
         "laguna",
         Family(qk_norm="head", gates="head_softplus"),
         tensor_names=(
@@ -449,6 +500,12 @@ ROWS = (
         period=4,
         biases={"attention_bias": (*ATTENTION, "self_attn.gate_proj"), "mlp_bias": FEED_FORWARD},
         plain=(".self_attn.gate_proj",),
+    ),
+    Architecture(
+        "nanbeige",
+        Family(),
+        only={"enable_double_loop_split": False, "loop_share_kv": False, "enable_depth_attention": False},
+        complete=_nanbeige,
     ),
     Architecture(
         "nanochat",

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 KV = FLOAT16  # format of K/V, which `StepShape.with_kv` changes
 _HALF = 2  # bytes of a number in half precision
-_BOTH = ("tensor", "pipeline")  # ways in which ranks divide headrace's decoder
 _ONE_EXPERT = re.compile(r"\.experts\.\d+\.")  # "mlp.experts.5.up_proj"
 _STACK = re.compile(r"\.(switch_mlp|experts)\.")  # "mlp.switch_mlp.up_proj"
 
@@ -200,7 +199,7 @@ def _split_latents(sizes: Counter[str], config: DecoderConfig) -> int:
         return 0
     joined = latent_heads(config, latent)
     growth = 0
-    for at in (f"model.layers.{i}" for i in range(len(config.layers))):
+    for at in (f"model.layers.{i}" for i in range(len(config.stored))):
         whole = sizes.pop(f"{at}.{joined.name}", 0)
         if whole:
             # Rows of each head: `other` of its key's part without rotation, `value` of its value.
@@ -213,7 +212,7 @@ def _split_latents(sizes: Counter[str], config: DecoderConfig) -> int:
 
 def _vector_weights(config: DecoderConfig) -> int:
     """Return the number of weights that no matrix has: norms, convolutions and the like."""
-    vectors = chain.from_iterable(layer_vectors(config, layer) for layer in config.layers)
+    vectors = chain.from_iterable(layer_vectors(config, layer) for layer in config.stored)
     last_norm = config.hidden_size * config.family.norm_weights
     if config.family.norm_bias:
         last_norm *= 2
@@ -223,8 +222,8 @@ def _vector_weights(config: DecoderConfig) -> int:
 
 def _splits(config: DecoderConfig) -> tuple[Sequence[str], Sequence[str]]:
     """Return the ways in which ranks can divide it; on a GPU mlx-lm's classes run models with recurrent state."""
-    sections: Sequence[str] = _BOTH
-    if not config.divides or any(layer.rope and layer.rope.changes for layer in config.layers):
+    sections: Sequence[str] = config.splits
+    if any(layer.rope and layer.rope.changes for layer in config.layers):
         sections = ()
     if any(layer.mixer for layer in config.layers):
         return sections, architecture_named(config.architecture).class_splits

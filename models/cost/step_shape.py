@@ -44,7 +44,7 @@ class StepShape:
     """The matrices and K/V that a decode step reads."""
 
     source: str  # origin of the shapes, in words
-    layers: int
+    layers: int  # that a step runs, those of every loop
     heads: int
     kv_heads: int
     head_dim: int
@@ -114,7 +114,7 @@ class StepShape:
 
     def prefill(self, tokens: int, past: int = 0) -> list[Operation]:
         """Return the rows of a prefill pass of `tokens` after `past`, which appends and makes no logits."""
-        needed = [replace(matrix, count=matrix.count - matrix.late) for matrix in self.matrices if not matrix.output]
+        needed = [matrix.of_prompts for matrix in self.matrices if not matrix.output]
         rows = [_operation(matrix, tokens) for matrix in needed if matrix.count]
         return [*rows, self._vectors(), *self._cache(past, tokens, prompt=True)]
 
@@ -131,7 +131,7 @@ class StepShape:
             name = "K/V read" if layer.window is None else f"K/V, window {layer.window}"
             yield Operation(
                 name,
-                layer.count - layer.late * prompt,
+                layer.count * layer.reads - layer.late * prompt,
                 f"{read} x {2 * self.kv_heads} x {self.head_dim}",
                 layer.bytes_per_token * read,
                 cost.entry_flops(layer) * seen,

@@ -121,7 +121,7 @@ def _group_by_product(shapes: Mapping[str, tuple[int, int]], config: DecoderConf
     """Return the matrices in parts: together those that are multiplied at once. shapes: of all matrices, by module."""
     # Parts in the network, and the matrices of each. A matrix that is in none is a part by itself.
     products: dict[str, str] = {}  # module -> name of its part
-    for index, layer in enumerate(config.layers):
+    for index, layer in enumerate(config.stored):
         for tensor in layer_tensors(config, layer):
             for module in (tensor.name, tensor.whole):
                 products[f"model.layers.{index}.{module}"] = f"model.layers.{index}.{tensor.product}"

@@ -180,9 +180,14 @@ def _divided(
     checkpoint: Checkpoint, config: DecoderConfig, split: Split, rank: int, requantize: Quantization | None
 ) -> TensorPart | Stage:
     """Return one rank's part of a decoder. Raises UsageError for models that cannot be divided."""
-    if long_rope(config) is not None or not config.divides:
-        named = checkpoint.config.get("model_type")
+    named = checkpoint.config.get("model_type")
+    if long_rope(config) is not None or not config.splits:
         raise UsageError(f"several ranks: a {named} of this variant runs on one machine only")
+    if split.kind not in config.splits:
+        raise UsageError(
+            f"{split.kind}: layers of this {named} run several times in a step",
+            "--split tensor divides every layer",
+        )
     if split.kind == "pipeline":
         return stage(config, split, rank)
     return tensor_part(config, split, rank, _unit(text_part(checkpoint).quantization, requantize))

@@ -19,7 +19,7 @@ from headrace.models.architectures.config import DecoderConfig
 from headrace.models.network.decoder_costs import kv_layers, layer_matrices, state_bytes
 from headrace.models.network.latent import absorbed, values_of
 from headrace.models.network.layer_inputs import LayerInputs
-from headrace.models.network.layers import kv_shape_of, read_layers
+from headrace.models.network.layers import in_every_loop, kv_shape_of, read_layers
 from headrace.models.network.parameters import Parameters, module_bytes
 from headrace.models.network.projections import (
     Epilogue,
@@ -29,6 +29,7 @@ from headrace.models.network.projections import (
     add_products,
     experts_output,
     gated_heads,
+    loop_gates,
     normed_heads,
     of_small_values,
     project,
@@ -42,7 +43,17 @@ from headrace.runtime.kv.cache import KVPass
 from headrace.runtime.kv.paged import PagedBackend
 from headrace.runtime.metrics.cost import Matrix, StepCost, attention_flops_per_entry, step_cost
 from headrace.runtime.network import DraftHead
-from headrace.runtime.ops import LayersNode, LayerWeights, Ops, Projections, Rope, Weight, Xielu
+from headrace.runtime.ops import (
+    AttentionSpec,
+    LayersNode,
+    LayerWeights,
+    LoopGate,
+    Ops,
+    Projections,
+    Rope,
+    Weight,
+    Xielu,
+)
 from headrace.runtime.ops.kv_format import KVFormat
 
 
@@ -62,7 +73,7 @@ class Decoder:
         self.config = config
         self._ops = ops = parameters.ops
         self._dtype = dtype
-        self._layers = read_layers(config, parameters)
+        self._layers = in_every_loop(config, read_layers(config, parameters))
         self._prepared = parameters.prepared
         self.kv_shape = kv_shape_of(config, self._layers, kv or ops.kv_format(dtype))
         attends = [layer.attention for layer in self._layers if layer.attention is not None]
@@ -101,6 +112,11 @@ class Decoder:
         self.vocab_size = config.vocab_size
 
     @property
+    def _stored_layers(self) -> list[LayerWeights]:
+        """The layers that the checkpoint has, with the gates of later loops."""
+        return self._layers[-len(self.config.stored) :]
+
+    @property
     def ops(self) -> Ops:
         return self._ops
 
@@ -137,8 +153,9 @@ class Decoder:
         if layer is None:
             twin._read_ends(self.config, parameters)
             return twin
-        twin._layers = list(self._layers)
-        [twin._layers[layer]] = read_layers(self.config, parameters, [layer])
+        stored = list(self._stored_layers)
+        [stored[layer]] = read_layers(self.config, parameters, [layer])
+        twin._layers = in_every_loop(self.config, stored)
         twin._layer_groups = twin._fuse(self._ops)
         return twin
 
@@ -147,7 +164,7 @@ class Decoder:
         weights: dict[str, Weight] = {"lm_head": self._head}
         if self._head is self._table:
             weights["model.embed_tokens"] = self._head
-        for index, layer in enumerate(self._layers):
+        for index, layer in enumerate(self._stored_layers):
             prefix = f"model.layers.{index}"
             if layer.attention is not None and layer.output is not None:
                 weights[f"{prefix}.self_attn.qkv"] = layer.qkv[0]
@@ -195,7 +212,7 @@ class Decoder:
             arrays += self._positions.arrays
         for factors in self._adapter:
             arrays += [*factors.a.arrays, *factors.b.arrays]
-        return arrays
+        return list({id(array): array for array in arrays}.values())  # layers of several loops have the same
 
     @property
     def cost(self) -> StepCost:
@@ -303,12 +320,23 @@ class Decoder:
                 # A node before it has returned no rows; its output is what the pass's other arrays wait for.
                 return residual.x if residual.x.shape[1] == 0 else residual.x[:, :0]
             if node is not None and kv.runs_fused:
-                x = self._with_inputs(residual.x, embedded, layers)
+                entered = self._entered(residual, layers.start)
+                x = self._with_inputs(entered.x, embedded, layers)
                 residual = Residual(kv.run_fused(layers, x, node))
                 continue
             for index in range(layers.start, layers.stop):
-                residual = self._layer(residual, kv, index, embedded)
+                residual = self._layer(self._entered(residual, index), kv, index, embedded)
         return residual.x
+
+    def _entered(self, residual: Residual, index: int) -> Residual:
+        """Return the stream as layer `index` reads it: normalized, if the layer begins a loop after such a norm."""
+        if not self._begins_after_norm(index):
+            return residual
+        return Residual(self._ops.rms_norm(residual.x, self._norm, self.config.norm_eps))
+
+    def _begins_after_norm(self, index: int) -> bool:
+        """Return whether layer `index` begins a second or later loop, and a norm ended the loop before."""
+        return self.config.loop_norm and index > 0 and index % len(self.config.stored) == 0
 
     def _is_left_out(self, index: int, kv: KVPass) -> bool:
         """Return whether a pass needs no layer from `index` on: none appends K/V, and no row's output is wanted."""
@@ -332,9 +360,10 @@ class Decoder:
         return logits
 
     def _fuse(self, ops: Ops, **more: Any) -> list[tuple[slice, LayersNode | None]]:
-        """Return the layers in groups to compute as one node, or one by one if that is not possible.
+        """Return the layers in groups to compute as one node; those of a group one by one, if that is not possible.
 
-        Layers after the last that appends K/V are a group of their own: a pass without logits leaves them out.
+        Layers after the last that appends K/V are a group of their own: a pass without logits leaves them out. So are
+        those of each loop.
         """
         family = self.config.family
         count = len(self._layers)
@@ -348,13 +377,15 @@ class Decoder:
             )
 
         appends = self.config.appending
-        groups = [slice(0, appends)]
-        if appends < count:
-            groups.append(slice(appends, count))
-        fused = [(layers, node(layers)) for layers in groups]
-        if all(group_node is not None for _, group_node in fused):
-            return fused
-        return [(layers, node(layers)) for layers in one_by_one]
+        loops = range(0, count, len(self.config.stored))
+        starts = [index for index in range(count) if index in loops or index == appends]
+        groups = [slice(start, stop) for start, stop in zip(starts, [*starts[1:], count], strict=True)]
+        made: list[tuple[slice, LayersNode | None]] = []
+        for layers in groups:
+            whole = node(layers)
+            parts = [layers] if whole is not None else one_by_one[layers]
+            made += [(part, whole or node(part)) for part in parts]
+        return made
 
     def _with_inputs(self, x: mx.array, embedded: mx.array, layers: slice) -> mx.array:
         """Return x (B, T, E), or what `embed` returned, followed by the inputs of these layers."""
@@ -392,7 +423,7 @@ class Decoder:
         """Return the norm that begins the next layer, if that normalizes the sum that ends this one as it is."""
         family = self.config.family
         after = index + 1
-        if family.norm == "layer" or family.parallel or after == len(self._layers):
+        if family.norm == "layer" or family.parallel or after == len(self._layers) or self._begins_after_norm(after):
             return None
         return self._layers[after].input_norm
 
@@ -476,11 +507,24 @@ class Decoder:
         if layer.values is not None:
             attended = kv.attend(index, with_whole_values(projected, layer.values, spec), spec)
             return of_small_values(attended, layer.values, spec)
+        if layer.loop_gate is not None:
+            return self._attend_in_loop(kv, index, projected, spec, layer.loop_gate)
         if latent is None:
             return kv.attend(index, projected, spec)
         rows = absorbed(self._ops, projected, latent, spec.heads)
         attended = kv.attend(index, rows, spec)  # (1, N, H * (R + L)): sums of latents
         return values_of(self._ops, attended, latent, spec.heads)
+
+    def _attend_in_loop(
+        self, kv: KVPass, index: int, projected: Projections, spec: AttentionSpec, gate: LoopGate
+    ) -> mx.array:
+        """Return attention to the entries of this loop and of the first, weighed by gates of each head."""
+        queries = stacked(projected)[..., : spec.heads * spec.head_dim]  # (1, N, H * D)
+        attended = kv.attend(index, projected, spec)
+        to_first = kv.attend(index % len(self.config.stored), [queries], gate.first)
+        shares = loop_gates(self._ops, queries, gate, kv.rows)  # (1, N, H, 1), of the first loop
+        first, own = (heads.reshape(*shares.shape[:3], -1) for heads in (to_first, attended))  # (1, N, H, D)
+        return (shares * first + (1 - shares) * own).reshape(attended.shape)
 
     def _feed_forward(self, residual: Residual, layer: LayerWeights) -> Product:
         """Return the inner values of the dense feed-forward (B, T, F), and its projection back."""

@@ -40,6 +40,7 @@ class _KVKey(NamedTuple):
     chunked: bool
     chosen: int  # positions, by an indexer; 0: all
     block: int  # positions that it chooses together
+    reads: int  # in a step
 
 
 def layer_matrices(config: DecoderConfig, size_of: SizeOf) -> list[Matrix]:
@@ -48,11 +49,12 @@ def layer_matrices(config: DecoderConfig, size_of: SizeOf) -> list[Matrix]:
     tables = {layer: layer_tensors(config, layer) for layer in set(config.layers)}  # most layers are equal
     counts = Counter[_MatrixKey]()
     late = Counter[_MatrixKey]()  # those of them that prefill skips in the last layer
-    for index, layer in enumerate(config.layers):
+    earlier = len(config.layers) - len(config.stored)  # layers of all loops before the last
+    for index, layer in enumerate(config.stored):
         tensors = tables[layer]
         for tensor in tensors:
             size = _size_of(tensor, f"model.layers.{index}", tensors, size_of)
-            is_late = index > last or (index == last and not tensor.before_append)
+            is_late = earlier + index > last or (earlier + index == last and not tensor.before_append)
             kind = _MatrixKey(
                 name=tensor.shown_name,
                 rows=tensor.rows,
@@ -73,6 +75,7 @@ def layer_matrices(config: DecoderConfig, size_of: SizeOf) -> list[Matrix]:
             columns=kind.columns,
             nbytes=kind.nbytes,
             share=Fraction(kind.active, kind.total),
+            reads=Fraction(config.loops),
             late=late[kind],
             part=kind.part,
             divided=kind.is_divided,
@@ -134,6 +137,7 @@ def kv_layers(config: DecoderConfig, kv: KVFormat) -> list[LayerKV]:
             chunked=layer.chunked,
             chosen=0 if layer.indexer is None else layer.indexer.chosen,
             block=1 if layer.indexer is None else layer.indexer.block,
+            reads=2 if config.loop_gates and index < len(config.stored) else 1,
         )
         counts[kind] += 1
         late[kind] += index == last
@@ -146,6 +150,7 @@ def kv_layers(config: DecoderConfig, kv: KVFormat) -> list[LayerKV]:
             chunked=kind.chunked,
             chosen=kind.chosen or None,
             block=kind.block,
+            reads=kind.reads,
         )
         for kind in sorted(counts)  # the same order for equal costs, which are compared
     ]

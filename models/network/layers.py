@@ -55,6 +55,7 @@ from headrace.runtime.ops import (
     Curve,
     LatentExperts,
     LayerWeights,
+    LoopGate,
     MixerSizes,
     MixerSpec,
     Mixture,
@@ -182,7 +183,7 @@ def _by_key_head(sizes: MixerSizes) -> mx.array:
 def read_layers(
     config: DecoderConfig, parameters: Parameters, indices: Sequence[int] | None = None
 ) -> list[LayerWeights]:
-    """Return the weights of the layers in `indices` (None: all); layers of one kind share one rotation."""
+    """Return the weights of the stored layers in `indices` (None: all); layers of one kind share one rotation."""
     config = _without_lost_corrections(config, parameters)
     ropes: dict[RopeConfig | None, Rope | None] = {None: None}
     for layer in config.layers:
@@ -190,12 +191,31 @@ def read_layers(
             _, head_dim = config.heads_of(layer)
             ropes[layer.rope] = make_rope(layer.rope, head_dim, config.context_length)
     if indices is None:
-        indices = range(len(config.layers))
+        indices = range(len(config.stored))
     weights = []
     for index in indices:
         layer = config.layers[index]
         weights.append(_layer(config, parameters, f"model.layers.{index}", layer, ropes[layer.rope]))
     return weights
+
+
+def in_every_loop(config: DecoderConfig, stored: list[LayerWeights]) -> list[LayerWeights]:
+    """Return the layers of all loops: their weights are the same, their windows as configured.
+
+    stored: the layers that a checkpoint has. Their gates, if any, are of the loops after the first.
+    """
+    if config.loops == 1:
+        return stored
+    layers = []
+    for index, layer in enumerate(config.layers):
+        weights = stored[index % len(stored)]
+        if index < len(stored):
+            weights = replace(weights, loop_gate=None)
+        spec = weights.attention
+        if spec is not None and spec.window != layer.window:
+            weights = replace(weights, attention=replace(spec, window=layer.window))
+        layers.append(weights)
+    return layers
 
 
 def _without_lost_corrections(config: DecoderConfig, parameters: Parameters) -> DecoderConfig:
@@ -364,7 +384,14 @@ def _with_attention(
         latent=latent,
         head_norms=_head_norms(config, parameters, at, layer, rope),
         values=_values(config, layer),
+        loop_gate=_loop_gate(parameters, at, spec) if config.loop_gates else None,
     )
+
+
+def _loop_gate(parameters: Parameters, at: str, spec: AttentionSpec) -> LoopGate:
+    weight = parameters.vector(f"{at}.loop_gate.weight", spec.heads * spec.head_dim)
+    bias = parameters.vector(f"{at}.loop_gate.bias", spec.heads)
+    return LoopGate(weight.reshape(spec.heads, spec.head_dim), bias, replace(spec, projects="q", k_norm=None))
 
 
 def _altup(config: DecoderConfig, parameters: Parameters, prefix: str, sizes: AltUpConfig) -> AltUpWeights:

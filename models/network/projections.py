@@ -3,12 +3,14 @@
 Dimensions: B sequences, T new tokens, E hidden size, H query heads, Hkv key-value heads, D head size.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
 
 from headrace.models.architectures.config import DecoderConfig
-from headrace.runtime.ops import AttentionSpec, LayerWeights, Ops, Projections, SmallValues, Weight
+from headrace.runtime.kv.cache import PassRow
+from headrace.runtime.ops import AttentionSpec, LayerWeights, LoopGate, Ops, Projections, SmallValues, Weight
 
 
 class Residual(NamedTuple):
@@ -100,6 +102,19 @@ def gated_heads(ops: Ops, gate: mx.array, heads: mx.array, kind: str | None) -> 
     softplus = kind == "head_softplus"
     factors = (mx.logaddexp(wide, 0) if softplus else mx.sigmoid(wide)).astype(heads.dtype)  # (B, T, H)
     return (heads.reshape(*gate.shape, -1) * factors[..., None]).reshape(heads.shape)
+
+
+def loop_gates(ops: Ops, queries: mx.array, gate: LoopGate, rows: Sequence[PassRow]) -> mx.array:
+    """Return the share of the first loop's entries in each head, (1, N, H, 1), by the rotated queries (1, N, H * D)."""
+    assert gate.first.rope is not None
+    turned = []
+    begin = 0
+    for row in rows:
+        heads = queries[:, begin : begin + row.count].reshape(1, row.count, *gate.weight.shape)
+        turned.append(ops.rotate_heads(heads.swapaxes(1, 2), gate.first.rope, row.cache.length))  # (1, H, T, D)
+        begin += row.count
+    scores = (mx.concatenate(turned, axis=2) * gate.weight[:, None]).sum(axis=-1) + gate.bias[:, None]  # (1, H, N)
+    return mx.sigmoid(scores).swapaxes(1, 2)[..., None]
 
 
 def add_products(

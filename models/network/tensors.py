@@ -487,6 +487,10 @@ def _attention_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector
     if layer.sinks:
         heads = config.query_heads(layer)
         vectors.append(Vector(f"{at}.sinks", heads, (("heads", heads),)))
+    if config.loop_gates:
+        heads = config.query_heads(layer)
+        vectors.append(Vector(f"{at}.loop_gate.weight", heads, (("heads", heads),), dim))
+        vectors.append(Vector(f"{at}.loop_gate.bias", heads, (("heads", heads),)))
     if layer.own_indexer is not None:
         vectors += [Vector(f"{at}.index_{part}_norm.weight", layer.own_indexer.head_dim) for part in units]
     return vectors

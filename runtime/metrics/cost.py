@@ -37,6 +37,7 @@ class LayerKV:
     block: positions that the indexer chooses together, the newest ones always.
     unread: positions up to which a step reads none. So it is with an indexer's keys: nothing is left out before.
     flops: of a visible position in one layer; None: `StepCost.attention_flops_per_entry`.
+    reads: times that a step reads the positions: more than once, if later layers attend to them, too (IQuest Coder).
     """
 
     count: int
@@ -48,10 +49,11 @@ class LayerKV:
     block: int = 1
     unread: int = 0
     flops: int | None = None
+    reads: int = 1
 
     def nbytes(self, entries: int) -> int:
-        """Return the visible bytes of `entries` entries, in all `count` layers."""
-        return self.count * self.bytes_per_token * self.visible(entries)
+        """Return the bytes that a step reads of `entries` entries, in all `count` layers."""
+        return self.count * self.reads * self.bytes_per_token * self.visible(entries)
 
     def visible(self, entries: int) -> int:
         """Return the number of `entries` positions that the query at the last one sees."""
@@ -166,7 +168,8 @@ class StepCost:
         rows: successive tokens of one sequence, with draft tokens.
         """
         return rows * self.weight_flops + sum(
-            layer.count * self.entry_flops(layer) * layer.visible_by_all(past + 1, rows) for layer in self.kv
+            layer.count * layer.reads * self.entry_flops(layer) * layer.visible_by_all(past + 1, rows)
+            for layer in self.kv
         )
 
     def prompt_flops(self, past: int, rows: int) -> int:
@@ -206,7 +209,7 @@ class Matrix:
     share: Fraction = Fraction(1)  # part that one token uses: of experts, the active ones over all
     reads: Fraction = Fraction(1)  # times that a step reads it: more than once if several layers use it
     output: bool = False  # makes the logits
-    late: int = 0  # those of the `count` after the last entry that a token appends, which prefill skips
+    late: int = 0  # those whose last read comes after the last entry that a token appends: prefill leaves it out
     part: str = ""  # of the network, for `StepCost.weight_parts`; empty if it is not known
     divided: bool = True  # in tensor parallelism; False: every rank has all of it
 
@@ -230,6 +233,18 @@ class Matrix:
     def step_flops(self) -> int:
         return round(2 * self.count * self.weights * self.share * self.reads)
 
+    @property
+    def of_prompts(self) -> "Matrix":
+        """The reads of a prompt's tokens, which make no logits: all but the late ones."""
+        if self.reads > 1:
+            return replace(self, reads=self.reads - Fraction(self.late, self.count))
+        return replace(self, count=self.count - self.late)
+
+    @property
+    def left_out(self) -> "Matrix":
+        """The reads that a prompt's tokens leave out: late ones, and the output projection."""
+        return self if self.output else replace(self, count=self.late, reads=Fraction(1))
+
 
 def step_cost(
     matrices: Sequence[Matrix], vector_bytes: int, kv: Sequence[LayerKV], attention_flops: int, state_bytes: int
@@ -238,7 +253,7 @@ def step_cost(
 
     vector_bytes: of norms and other small weights. attention_flops: per visible cache entry in one layer.
     """
-    late = [replace(matrix, count=matrix.count if matrix.output else matrix.late) for matrix in matrices]
+    late = [matrix.left_out for matrix in matrices]
     parts = Counter[str]()
     for matrix in matrices:
         if matrix.part:

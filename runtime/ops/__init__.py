@@ -28,6 +28,7 @@ from headrace.runtime.ops.layer_weights import (
     LayerInput,
     LayersNode,
     LayerWeights,
+    LoopGate,
     ResidualMix,
     SmallValues,
 )
@@ -72,6 +73,7 @@ __all__ = [
     "LayerInput",
     "LayerWeights",
     "LayersNode",
+    "LoopGate",
     "MixerSizes",
     "MixerSpec",
     "Mixture",

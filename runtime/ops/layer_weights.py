@@ -87,6 +87,17 @@ class SmallValues(NamedTuple):
     scale: float  # factor of all values
 
 
+class LoopGate(NamedTuple):
+    """Gates of heads between the entries of the first loop and those of a later one (IQuest Coder).
+
+    The share of the first is the sigmoid of a head's rotated query times its weights.
+    """
+
+    weight: mx.array  # (H, D)
+    bias: mx.array  # (H,)
+    first: AttentionSpec  # of queries alone, over the first loop's entries
+
+
 class AltUpWeights(NamedTuple):
     """Alternating updates of S streams, and a low-rank product of R next to attention.
 
@@ -133,6 +144,7 @@ class LayerWeights:
         in [q, k, v | z | a | b].
     curve: in place of the network's activation.
     mixes: of residual sums, before attention or a mixer, and before the feed-forward.
+    loop_gate: of a layer in a later loop than the first, which attends to both.
     """
 
     attention: AttentionSpec | None
@@ -162,6 +174,7 @@ class LayerWeights:
     values: SmallValues | None = None  # None: of the size of keys
     altup: AltUpWeights | None = None
     mixes: tuple[ResidualMix, ResidualMix] | None = None
+    loop_gate: LoopGate | None = None
 
     @property
     def vectors(self) -> list[mx.array]:
@@ -183,6 +196,8 @@ class LayerWeights:
             vectors.append(self.own_input.norm)
         if self.altup is not None:
             vectors += [part for part in self.altup if isinstance(part, mx.array)]
+        if self.loop_gate is not None:
+            vectors += [self.loop_gate.weight, self.loop_gate.bias]
         for mix in self.mixes or ():
             vectors += mix
         # Two fields may have one array: a parallel layer's halves have one norm.

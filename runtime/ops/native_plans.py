@@ -116,7 +116,15 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
         return None
     if layer.mixer is not None and layer.mixer.bound:  # `native.mix_pass` changes a bounded mixer's input
         return None
-    composed = (layer.latent, layer.mixer_gates, layer.head_norms, layer.values, layer.altup, layer.mixes)
+    composed = (
+        layer.latent,
+        layer.mixer_gates,
+        layer.head_norms,
+        layer.values,
+        layer.altup,
+        layer.mixes,
+        layer.loop_gate,
+    )
     if any(part is not None for part in composed):
         return None
     if layer.gate is not None and layer.gate.rows != layer.output.columns:  # a gate for each head

@@ -548,6 +548,13 @@ MODELS: dict[str, dict[str, Any]] = {
         "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32, "head_dim": None,
         "tie_word_embeddings": True,
     },
+    "iquest-loop": {
+        "model_type": "iquestloopcoder", "head_dim": 16, "rope_theta": 5e5, "loop_num": 2, "loop_window_size": WINDOW,
+    },
+    "iquest-loop-biased": {
+        "model_type": "iquestloopcoder", "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
+        "rope_scaling": _YARN, "loop_window_size": 5, "head_dim": 16,
+    },
     "laguna": _LAGUNA,
     "laguna-ungated": {
         **_LAGUNA, "gating": False, "num_attention_heads_per_layer": None, "qkv_bias": True, "attention_bias": True,
@@ -586,6 +593,11 @@ MODELS: dict[str, dict[str, Any]] = {
             *[{"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 1.5}}] * 2,
             {"attention": {"no_op": True}, "ffn": {"ffn_mult": 3.0}},
         ],
+    },
+    "nanbeige": {"model_type": "nanbeige", "num_loops": 2},
+    "nanbeige-unnormed": {
+        "model_type": "nanbeige", "loop_loss_weights": [0.1, 0.2], "skip_loop_final_norm": True,
+        "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "rope_scaling": _YARN,
     },
     "nanochat": {
         "model_type": "nanochat", "rms_norm_eps": 1e-5, "head_dim": 16, "intermediate_size": 256,

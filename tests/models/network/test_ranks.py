@@ -46,6 +46,7 @@ def _ranks(factory: pytest.TempPathFactory, size: int) -> Iterator[Ranks]:
 
 # Refused: keys are rotated by the length of the whole prompt; several residual streams, or sums.
 _ALONE = ("minicpm3-long", "gemma3n", "gemma3n-unbound", "kimi-k3")
+_LOOPS = ("nanbeige", "nanbeige-unnormed", "iquest-loop", "iquest-loop-biased")  # refused by a pipeline
 
 
 def models() -> list[Any]:
@@ -53,7 +54,7 @@ def models() -> list[Any]:
     seen = set[str]()
     every = []
     for name in (*tiny.EVERY, *mlx_lm_models.MODELS):
-        if name in _ALONE:
+        if name in _ALONE or name in _LOOPS:
             continue
         kind = str(config_of(name)["model_type"])
         every.append(pytest.param(name, marks=[pytest.mark.nightly] if kind in seen else []))
@@ -109,6 +110,14 @@ def test_every_family_is_divided_by_heads_and_by_layers(two: Ranks, tmp_path: Pa
     assert differences(two.ask(**job, kind="tensor", shares=[1, 1]), wanted) < 2e-6
 
 
+@pytest.mark.sampled
+@pytest.mark.parametrize("name", _LOOPS)
+def test_layers_that_run_several_times_are_divided_by_heads(two: Ranks, tmp_path: Path, name: str) -> None:
+    job = job_of(written(name, tmp_path), environment=_EXACT)
+    assert differences(two.ask(**job, kind="tensor", shares=[1, 1]), alone(job)) < 2e-6
+    assert two.ask(**job, kind="pipeline", shares=[1, 1])["error"] == "UsageError"
+
+
 def test_experts_next_to_attention_are_divided(two: Ranks, tmp_path: Path) -> None:
     (directory := tmp_path / "cohere2moe").mkdir()
     convert_gguf(write_layered(tmp_path / "m.gguf", "cohere2moe"), directory)
@@ -139,7 +148,7 @@ def test_norms_that_span_ranks_equal_those_of_one_machine(
 
 # mlx-lm's classes, and the ways in which they cannot be divided.
 _CLASSES = {
-    "bailing_hybrid": "tensor", "iquestloopcoder": "pipeline",
+    "bailing_hybrid": "tensor",
     "kimi-k3": "", "deepseek_v41": "",
     "longcat_flash": "pipeline", "qwen3.5": "", "qwen3.5-moe": "", "qwen3-next": "tensor",
     "lfm2": "tensor pipeline", "plamo2": "tensor pipeline",
