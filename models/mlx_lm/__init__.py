@@ -1,1 +1,8 @@
-"""Networks of mlx-lm's model classes, for architectures that headrace's decoder does not run."""
+"""Networks of mlx-lm's model classes, for architectures that headrace's decoder does not run.
+
+network.py    a class as a `runtime.network.Network`: load.py makes it, fixes.py corrects it, kernels.py and
+              functions.py put our kernels into it, adapter.py adapters
+backend.py    its K/V: cache.py, kv.py (fewer bits), disk.py
+costs.py      the bytes of a step, from its graph (touched.py)
+mtp.py, mtp_network.py, ranked.py, long_rope.py   prediction heads, several ranks, LongRoPE
+"""

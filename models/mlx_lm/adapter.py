@@ -1,4 +1,7 @@
-"""LoRA adapters on mlx-lm's classes: merged into plain projections, mlx-lm's `LoRALinear` around quantized ones."""
+"""LoRA adapters on mlx-lm's classes: merged into plain projections, mlx-lm's `LoRALinear` around quantized ones.
+
+`mlx_lm.load` calls `apply_adapter`. tests/models/mlx_lm/test_adapter.py compares both ways.
+"""
 
 from typing import Any
 

@@ -25,7 +25,8 @@ from headrace.runtime.metrics.cost import LayerKV, Matrix, StepCost, attention_f
 
 _UNDIVIDED = ("router", "q_a_proj", "kv_a_proj_with_mqa")  # modules that classes leave whole on every rank
 _LISTED = 32  # experts that a class may have as a list of modules; a table's share of one row rounds to none
-_SHORT = 256  # tokens for measuring cache growth: multiples of every architecture's pooling
+# Tokens of two lengths for measuring cache growth: multiples of every architecture's pooling.
+_SHORT = 256
 _LONG = 512
 
 

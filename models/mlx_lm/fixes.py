@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _BIAS = ".e_score_correction_bias"  # end of a router's correction
 # Constants of `ternary_to_affine`
 _GROUPS = (128, 64, 32)  # MLX's group sizes, the largest first
-_BITS = 2
+_BITS = 2  # of a code: three values
 _PER_WORD = 16  # codes in 32 bits
 _PER_BYTE = 4  # ternary weights in a stored byte
 

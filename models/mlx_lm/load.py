@@ -282,10 +282,11 @@ def _regrouped(checkpoint: Checkpoint, arrays: Mapping[str, mx.array]) -> dict[s
     changed: dict[str, mx.array] = {}
     for name in arrays:
         module = name.removesuffix(".scales")
-        parts = [f"{module}.weight", f"{module}.scales", f"{module}.biases"]
-        if module == name or parts[2] not in arrays:
+        biases = f"{module}.biases"
+        if module == name or biases not in arrays:
             continue
         if layer_quantization(checkpoint.quantization, module) == GROUPS_OF_16:
+            parts = [f"{module}.weight", name, biases]
             requantized = groups_of_16.requantized(*(arrays[part] for part in parts))
             changed |= zip(parts, requantized, strict=True)
     return changed

@@ -1,7 +1,7 @@
 """Networks of mlx-lm's model classes, for every architecture without a decoder of our own, and their prediction heads.
 
-mlx-lm has one call for a whole forward pass, so `layers` does stages 1 to 4 of a step; in prefill its logits are never
-evaluated. mlx-lm is imported only here, since that is slow.
+mlx-lm has one call for a whole forward pass, so `layers` does stages 1 to 4 of `decode_step`; in prefill its logits are
+never evaluated. Of all models, this folder alone imports mlx-lm, and others import it late, since that is slow.
 
 `loading.load` and `loading.rank_part` add a head (`add_head`); `network.head_decoder` does the same for headrace's own
 decoder.
