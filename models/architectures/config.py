@@ -108,6 +108,7 @@ class ExpertsConfig:
     shared: int = 0  # inner width of the expert that all tokens use; 0 without
     shared_at: str = "shared_experts"  # its module
     shared_gate: str | None = None  # module of its gate, see `LayerWeights.down_gate`
+    weighs_both: bool = False  # the gate has two logits, whose softmax weighs the experts and the shared one (Klear)
     branch: bool = False  # added to the layer's dense feed-forward, each after a norm of its own (Gemma 4)
     best: int = 2  # scores that rank a group, see `Mixture`
     shares_first: bool = False  # weights multiply the experts' input (Llama 4)

@@ -39,6 +39,15 @@ def deepseek_experts(fields: Fields, layers: int) -> ExpertLayers:
     return after_dense_layers(fields, layers, replace(experts, shared=shared))
 
 
+def experts_by_step(fields: Fields, layers: int, experts: ExpertsConfig) -> ExpertLayers:
+    """Return the experts in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not list."""
+    step = fields.count("decoder_sparse_step", default=1)
+    dense = fields.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise CheckpointError(f"config.json: mlp_only_layers must be a list, not {dense!r:.60}")
+    return [experts if (i + 1) % step == 0 and i not in dense else None for i in range(layers)]
+
+
 def after_dense_layers(fields: Fields, layers: int, experts: ExpertsConfig) -> ExpertLayers:
     """Return the experts in every `moe_layer_freq`-th layer, but not in the first `first_k_dense_replace`."""
     dense = 0  # layers before the first one with experts

@@ -17,7 +17,12 @@ from headrace.models.architectures.config import (
     NormNames,
     RopeConfig,
 )
-from headrace.models.architectures.experts import corrected_experts, count_experts, several_experts
+from headrace.models.architectures.experts import (
+    corrected_experts,
+    count_experts,
+    experts_by_step,
+    several_experts,
+)
 from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.layers import full_rope, head_size, ropes_by_kind, with_sinks
 from headrace.models.architectures.olmo import AFTER
@@ -347,6 +352,21 @@ def _second_loop(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     return replace(decoder, layers=(*decoder.layers, *second), loops=2, loop_gates=True)
 
 
+# Klear
+def _klear_experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return the experts of each layer with some, which a softmax weighs with the expert of all tokens."""
+    experts = corrected_experts(Fields({**fields.values, "n_routed_experts": fields.values.get("num_experts")}))
+    experts = replace(
+        experts,
+        stacked="experts",
+        correction="expert_bias",
+        shared=experts.size * fields.count("n_shared_experts"),
+        shared_gate="coefficient",
+        weighs_both=True,
+    )
+    return experts_by_step(fields, layers, experts)
+
+
 # Keys that may list a value for each layer
 _HUNYUAN_LISTS = ("moe_topk", "num_shared_expert", "moe_intermediate_size")
 _HUNYUAN_NAMES = ((".query_layernorm.", ".q_norm."), (".key_layernorm.", ".k_norm."))
@@ -463,6 +483,14 @@ ROWS = (
         theta=5e5,
         runs=_has_one_rotation,
         complete=_second_loop,
+    ),
+    Architecture(
+        "Klear",
+        Family(qk_norm="head"),
+        experts=_klear_experts,
+        runs=several_experts,
+        biases={"attention_bias": ATTENTION},
+        biased=("mlp.coefficient",),
     ),
     Architecture(
         "laguna",

@@ -11,12 +11,11 @@ from headrace.models.architectures.config import (
     MixerConfig,
     RopeConfig,
 )
-from headrace.models.architectures.experts import count_experts
+from headrace.models.architectures.experts import count_experts, experts_by_step
 from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.layer_norms import equal_heads
 from headrace.models.architectures.layers import full_rope, ropes_by_kind
 from headrace.models.architectures.mixers import gated_delta, recurrent_by_interval
-from headrace.runtime.errors import CheckpointError
 
 _WINDOWS = ("use_sliding_window",)
 # Defaults of transformers' classes, which multimodal configs omit from the section of their text part
@@ -47,11 +46,7 @@ def _experts(fields: Fields, layers: int) -> ExpertLayers:
         size=fields.count("moe_intermediate_size"),
         normalized=bool(fields.values.get("norm_topk_prob")),
     )
-    step = fields.count("decoder_sparse_step", default=1)
-    dense = fields.values.get("mlp_only_layers") or []
-    if not isinstance(dense, list):
-        raise CheckpointError(f"config.json: mlp_only_layers must be a list, not {dense!r:.60}")
-    return [experts if (i + 1) % step == 0 and i not in dense else None for i in range(layers)]
+    return experts_by_step(fields, layers, experts)
 
 
 def _next_experts(fields: Fields, layers: int) -> ExpertLayers:

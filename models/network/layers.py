@@ -687,7 +687,7 @@ def _mixture(config: DecoderConfig, parameters: Parameters, prefix: str, experts
         groups=experts.groups,
         router_norm=norm,
         expert_scale=scale,
-        residual=config.family.adds_experts and not experts.branch and not config.block_layers,
+        residual=config.family.adds_experts and not (experts.branch or experts.weighs_both or config.block_layers),
         best=experts.best,
         shares_first=experts.shares_first,
         curve=_bounded(config, experts.limit),

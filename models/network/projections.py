@@ -145,13 +145,16 @@ def add_experts(
     branches = layer.branches
     assert layer.mlp_norm is not None
     assert layer.mixture is not None
+    experts_factor = None
     if dense is not None:
-        dense = gated(ops, residual, layer, dense, eps)
+        dense, experts_factor = gated(ops, residual, layer, dense, eps)
 
     # Experts, and a shared expert next to them, with one norm before and at most one after both
     if branches is None or dense is None:
         x = experts_output(ops, residual, layer, config)
-        if config.family.norm == "layer":
+        if experts_factor is not None:
+            x = residual.x + x * experts_factor
+        elif config.family.norm == "layer":
             x = residual.x + x
         if layer.mlp_post_norm is not None:  # of the experts' output, which the shared expert's is a part of
             if dense is not None:
@@ -186,9 +189,17 @@ def scaled(x: mx.array, epilogue: Epilogue) -> Residual:
     return Residual(x)
 
 
-def gated(ops: Ops, residual: Residual, layer: LayerWeights, dense: Product, eps: float) -> Product:
-    """Multiply the dense feed-forward's inner values (B, T, F) by its gate, if it has one."""
+def gated(
+    ops: Ops, residual: Residual, layer: LayerWeights, dense: Product, eps: float
+) -> tuple[Product, mx.array | None]:
+    """Multiply the dense feed-forward's inner values (B, T, F) by its gate, if it has one.
+
+    Also returns the factor (B, T, 1) of the experts' output, if one softmax weighs both.
+    """
     if layer.down_gate is None:
-        return dense
+        return dense, None
     gate = stacked(project(ops, residual, layer.mlp_norm, eps, [layer.down_gate]))
-    return dense._replace(x=dense.x * mx.sigmoid(gate))
+    if layer.down_gate.rows == 1:
+        return dense._replace(x=dense.x * mx.sigmoid(gate)), None
+    of_experts, of_dense = mx.split(mx.softmax(gate, axis=-1, precise=True), 2, axis=-1)
+    return dense._replace(x=dense.x * of_dense), of_experts

@@ -147,16 +147,19 @@ class TensorDecoder(Decoder):
         x = residual.x
         assert layer.mlp_norm is not None
         assert layer.mixture is not None
+        experts_factor = None
         if dense is not None:
-            dense = gated(ops, residual, layer, dense, eps)
+            dense, experts_factor = gated(ops, residual, layer, dense, eps)
 
         # Both outputs in one sum, or the experts' alone.
         if branches is None or dense is None:
             partial = experts_output(ops, residual, layer, self.config)
+            if experts_factor is not None:
+                partial = partial * experts_factor
             if dense is not None:
                 partial = ops.linear_add(dense.x, dense.weight, partial)
             total = self._group.all_sum(partial)
-            if self.config.family.norm == "layer":
+            if self.config.family.norm == "layer" or experts_factor is not None:
                 total = x + total
             if layer.mlp_post_norm is not None:
                 total = x + ops.rms_norm(total, layer.mlp_post_norm, eps)

@@ -332,7 +332,8 @@ def shared_gate(config: DecoderConfig, experts: ExpertsConfig) -> Tensor | None:
     """Return the gate of the expert that all tokens use, if it has one."""
     if experts.shared_gate is None:
         return None
-    return Tensor(f"mlp.{experts.shared_gate}", 1, config.hidden_size, title="shared gate", part=_EXPERTS)
+    rows = 2 if experts.weighs_both else 1
+    return Tensor(f"mlp.{experts.shared_gate}", rows, config.hidden_size, title="shared gate", part=_EXPERTS)
 
 
 def router(config: DecoderConfig, experts: ExpertsConfig) -> Tensor:

@@ -135,7 +135,8 @@ class LayerWeights:
     mixture: of experts, in place of `gate_up` and `down`; if these are there, too, they are a shared expert.
     mixer: in place of attention; beside it, with the same input, if there are `mixer_ends`.
     gate: (H * D, E); the sigmoid of its product with the layer's input multiplies the attended heads.
-    down_gate: (1, E); the same of the feed-forward's input, for the output of `down`.
+    down_gate: (1, E); the same of the feed-forward's input, for the output of `down`. Or (2, E): a softmax weighs the
+        outputs of the mixture and of `down`.
     latent: of attention over latents; `qkv` then gives queries or their latent, an entry, and an indexer's inputs.
     branches: norms of experts and dense feed-forward before they are added.
     own_input: of each token, from a table of the layer's own.

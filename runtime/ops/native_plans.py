@@ -129,6 +129,8 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
         return None
     if layer.gate is not None and layer.gate.rows != layer.output.columns:  # a gate for each head
         return None
+    if layer.down_gate is not None and layer.down_gate.rows > 1:  # it weighs the experts, too
+        return None
     if layer.mixture is not None and (layer.mlp_norm is None or layer.mixture.is_composed):
         return None
     curve = layer.curve

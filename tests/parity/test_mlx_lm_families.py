@@ -172,7 +172,7 @@ _LLAMA3 = {
 # Fields that mlx-lm's class ignores, and transformers' class does not.
 _IGNORED = {
     ("kimi_linear", "rope_scaling"),  # it rotates nothing
-    *((kind, "rope_scaling") for kind in ("cohere", "helium", "phi", "stablelm", "starcoder2")),
+    *((kind, "rope_scaling") for kind in ("Klear", "cohere", "helium", "phi", "stablelm", "starcoder2")),
     *((kind, "rope_scaling") for kind in ("muse_glimmer", "nanochat", "lille-130m", "qwen")),
     ("deepseek", "rope_scaling"),  # of other kinds than linear
     ("minicpm", "tie_word_embeddings"),  # tied logits are not scaled

@@ -295,6 +295,12 @@ _OPENELM = {
 }  # fmt: skip
 _GROWING = {**_YARN, "rope_theta": 1e4, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 12}
 
+_KLEAR = {
+    "model_type": "Klear", "head_dim": 16, "attention_bias": False, "mlp_only_layers": [], "num_experts": 8,
+    "num_experts_per_tok": 3, "decoder_sparse_step": 1, "n_shared_experts": 2, "moe_intermediate_size": 48,
+    "norm_topk_prob": True,
+}  # fmt: skip
+
 # name -> additions to the base config
 MODELS: dict[str, dict[str, Any]] = {
     "seed-oss": {"model_type": "seed_oss", "attention_bias": True},
@@ -547,6 +553,10 @@ MODELS: dict[str, dict[str, Any]] = {
         "model_type": "youtu_llm", "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 64,
         "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32, "head_dim": None,
         "tie_word_embeddings": True,
+    },
+    "klear": _KLEAR,
+    "klear-dense": {
+        **_KLEAR, "attention_bias": True, "mlp_only_layers": [0], "n_shared_experts": 1, "norm_topk_prob": False,
     },
     "iquest-loop": {
         "model_type": "iquestloopcoder", "head_dim": 16, "rope_theta": 5e5, "loop_num": 2, "loop_window_size": WINDOW,
