@@ -47,6 +47,7 @@ class Family:
     norm_last: bool = False  # queries and keys are normalized after the rotation
     v_norm: bool = False  # values are normalized, without weights
     scaled: bool = False  # a factor multiplies every layer's output, if the checkpoint has it
+    embedding_norm: bool = False  # embeddings have a norm, with weights
     mixer_norms: NormNames | None = None  # of layers with recurrent state alone, if they differ
     # Attention's heads are multiplied by gates, stored with the queries or as a module of their own: one for each
     # number, or one for each head, as a sigmoid or as a softplus.
@@ -141,6 +142,14 @@ class MixerConfig:
     rank: int = 0  # of two products that lead to gates and to decays, "kda" only; 0: one product each
     full_gate: bool = False  # gates have one product, whatever `rank`
     decay_bound: float = 0.0  # see `MixerSpec.bound`
+    later: tuple["MixerSizes", ...] = ()  # further states of the layer, in order
+    scan: "ScanConfig | None" = None  # Mamba: what stands between its convolution and its scan
+    time_mix: "TimeMixConfig | None" = None  # RWKV-7
+
+    @property
+    def states(self) -> "tuple[MixerSizes, ...]":
+        """Sizes of all states of the layer."""
+        return self.sizes, *self.later
 
     @property
     def fits(self) -> bool:
@@ -149,6 +158,30 @@ class MixerConfig:
         recurs = sizes.key_dim % 16 == 0 and sizes.key_heads > 0 and sizes.heads % sizes.key_heads == 0
         parts = not self.norm_parts or sizes.inner % self.norm_parts == 0
         return sizes.width <= 16 and parts and (sizes.kind == "conv" or recurs)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanConfig:
+    """Products between the convolution of a Mamba layer and its scan."""
+
+    rank: int  # of the two products that lead to steps
+    norm_eps: float | None  # of norms of steps, B and C, without weights; None: no norms (Falcon Mamba has some)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeMixConfig:
+    """Ranks of the products of an RWKV-7 layer that lead from its input to numbers of each channel."""
+
+    decay: int
+    rate: int  # of in-context learning
+    gate: int
+    value: int  # to the share of the first layer's values; 0 in that layer
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """The ranks by the letters of the modules' names."""
+        ranks = {"w": self.decay, "a": self.rate, "g": self.gate, "v": self.value}
+        return {letter: rank for letter, rank in ranks.items() if rank}
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,10 +316,12 @@ class DecoderConfig:
     def splits(self) -> tuple[Literal["tensor", "pipeline"], ...]:
         """Ways in which ranks can have parts of it.
 
-        All need one residual stream and experts that read it as it is, a pipeline also layers that run once.
+        All need one residual stream, experts that read it as it is, and single states; a pipeline also layers that run
+        once.
         """
         latent = any(layer.experts is not None and layer.experts.latent for layer in self.layers)
-        if self.altup is not None or self.block_layers or latent:
+        several_states = any(layer.mixer is not None and layer.mixer.later for layer in self.layers)
+        if self.altup is not None or self.block_layers or latent or several_states:
             return ()
         return ("tensor",) if self.loops > 1 else ("tensor", "pipeline")
 

@@ -27,6 +27,7 @@ from headrace.models.architectures import (
     openelm,
     others,
     qwen,
+    rwkv,
     step,
 )
 from headrace.models.architectures.architecture import Architecture
@@ -53,6 +54,7 @@ _FILES = (
     openelm,
     others,
     qwen,
+    rwkv,
     step,
 )
 ARCHITECTURES = {row.name: row for file in _FILES for row in file.ROWS}

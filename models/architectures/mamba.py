@@ -1,13 +1,14 @@
-"""Mamba-2: layers of a norm and a recurrent mixer alone, without attention and feed-forwards (arXiv:2405.21060).
+"""Mamba (arXiv:2312.00752) and Mamba-2 (arXiv:2405.21060): layers of a norm and a recurrent mixer alone.
 
-The mixer's heads and groups stand in place of attention's in the configuration: ranks divide the model by them. No
-layer has K/V, so a conversation's memory is that of its state, whatever its length.
+They have neither attention nor feed-forwards. Heads and groups of Mamba-2 stand in place of attention's in the
+configuration: ranks divide the model by them. No layer has K/V, so a conversation's memory is that of its state,
+whatever its length.
 """
 
 from dataclasses import replace
 
 from headrace.models.architectures.architecture import MIXER, Architecture, Config
-from headrace.models.architectures.config import DecoderConfig, Family, MixerConfig, NormNames
+from headrace.models.architectures.config import DecoderConfig, Family, MixerConfig, NormNames, ScanConfig
 from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.layers import state_usual_names
 from headrace.models.architectures.mixers import mixer_sizes, step_limits
@@ -41,6 +42,27 @@ def _mamba2(fields: Fields) -> MixerConfig:
     return MixerConfig(sizes, fields.positive("layer_norm_epsilon"), limits, norm_parts=sizes.key_heads)
 
 
+def _mamba_keys(config: Config) -> None:
+    """Add the rank of steps where it is "auto", and one head in place of attention's."""
+    width = config.get("hidden_size")
+    if config.get("time_step_rank") == "auto" and type(width) is int:
+        config["time_step_rank"] = -(-width // 16)
+    config["num_attention_heads"] = config["num_key_value_heads"] = 1
+
+
+def _mamba(fields: Fields) -> MixerConfig:
+    """Return the convolution, and the scan after it, which has a decay for each number of its state."""
+    inner = fields.count("intermediate_size")
+    width = fields.count("conv_kernel", default=4)
+    convolution = mixer_sizes("conv", heads=1, key_heads=0, key_dim=0, value_dim=inner, width=width)
+    scan = mixer_sizes("scan", inner, key_heads=1, key_dim=fields.count("state_size"), value_dim=1, width=1)
+    norm_eps = None
+    if fields.values.get("use_bcdt_rms"):
+        norm_eps = fields.positive("mixer_rms_eps", default=1e-6)
+    products = ScanConfig(fields.count("time_step_rank"), norm_eps)
+    return MixerConfig(convolution, fields.positive("layer_norm_epsilon"), later=(scan,), scan=products)
+
+
 def _without_feed_forwards(_fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     return replace(decoder, layers=tuple(replace(layer, feeds=False) for layer in decoder.layers))
 
@@ -60,4 +82,23 @@ ROWS = (
         biases={"use_bias": MIXER},
         complete=_without_feed_forwards,
     ),
+    Architecture(
+        "mamba",
+        Family(NormNames(attention="norm", mlp=None)),
+        defaults={"layer_norm_epsilon": 1e-5, "use_conv_bias": True},
+        add_keys=_mamba_keys,
+        context=_CONTEXT,
+        tensor_names=_NAMES,
+        tied=True,
+        eps="layer_norm_epsilon",
+        rotates=lambda _fields: False,
+        inner_size=lambda _fields: 1,
+        mixer=_mamba,
+        recurrent=lambda _fields, layers: [True] * layers,
+        biases={"use_bias": MIXER, "use_conv_bias": ("mixer.conv1d",)},
+        biased=("mixer.dt_proj",),
+        runs=lambda fields: fields.count("intermediate_size") % 16 == 0,
+        complete=_without_feed_forwards,
+    ),
+    Architecture("falcon_mamba", same_as="mamba", constants={"use_bcdt_rms": True, "mixer_rms_eps": 1e-6}),
 )

@@ -216,6 +216,8 @@ def _vector_weights(config: DecoderConfig) -> int:
     last_norm = config.hidden_size * config.family.norm_weights
     if config.family.norm_bias:
         last_norm *= 2
+    if config.family.embedding_norm:
+        last_norm += 2 * config.hidden_size
     last_mix = 2 * config.hidden_size if config.block_layers else 0
     return last_norm + last_mix + config.input_size + sum(vector.size * vector.width for vector in vectors)
 

@@ -99,7 +99,7 @@ class _Names:
         for kind in kinds:
             for key, part in self._row.groups[self._group(kind, number)].items():
                 parts[key] = part
-                if part.module in self._biased:
+                if part.leaf == "weight" and part.module in self._biased:
                     parts[f"{key}.bias"] = part.bias
         return self._of_parts(parts, f"blk.{number}.", at)
 

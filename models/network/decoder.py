@@ -1,7 +1,7 @@
 """Decoder-only transformer of the llama family, in the operations of `runtime.ops`.
 
 A layer (`Decoder._block`) is norm, attention, residual, norm, feed-forward, residual. Recurrent mixing (gated delta
-networks, Mamba-2, short convolutions) may stand in place of attention or next to it, and a mixture of experts in place
+networks, Mamba, short convolutions) may stand in place of attention or next to it, and a mixture of experts in place
 of the feed-forward. Norms may stand after each half, or only there. Where the operations can, they run all layers as
 one node (`Decoder._fuse`), with the same bits.
 
@@ -19,7 +19,7 @@ from headrace.models.architectures.config import DecoderConfig
 from headrace.models.network.decoder_costs import kv_layers, layer_matrices, state_bytes
 from headrace.models.network.latent import absorbed, values_of
 from headrace.models.network.layer_inputs import LayerInputs
-from headrace.models.network.layers import in_every_loop, kv_shape_of, read_layers
+from headrace.models.network.layers import in_every_loop, kv_shape_of, later_states, read_layers
 from headrace.models.network.parameters import Parameters, module_bytes
 from headrace.models.network.projections import (
     Epilogue,
@@ -27,6 +27,7 @@ from headrace.models.network.projections import (
     Residual,
     add_experts,
     add_products,
+    convolved,
     experts_output,
     gated_heads,
     loop_gates,
@@ -51,6 +52,7 @@ from headrace.runtime.ops import (
     Ops,
     Projections,
     Rope,
+    ScanWeights,
     Weight,
     Xielu,
 )
@@ -65,6 +67,7 @@ class Decoder:
     _norm_bias: mx.array | None = None  # of the last norm, a LayerNorm
     _ones: mx.array | None = None  # weight of norms that have none
     _positions: Weight | None = None  # table of learned positions
+    _table_norm: tuple[mx.array, mx.array] | None = None  # weight and bias (E,)
     division = None  # `LeaderNetwork` has one
 
     def __init__(
@@ -74,6 +77,7 @@ class Decoder:
         self._ops = ops = parameters.ops
         self._dtype = dtype
         self._layers = in_every_loop(config, read_layers(config, parameters))
+        self._later_states = later_states(self._layers)
         self._prepared = parameters.prepared
         self.kv_shape = kv_shape_of(config, self._layers, kv or ops.kv_format(dtype))
         attends = [layer.attention for layer in self._layers if layer.attention is not None]
@@ -91,6 +95,9 @@ class Decoder:
         if config.positions:
             self._positions = parameters.matrix("model.embed_positions", config.positions, width)
         family = config.family
+        if family.embedding_norm:
+            weight, bias = (parameters.vector(f"model.embed_norm.{part}", width) for part in ("weight", "bias"))
+            self._table_norm = weight, bias
         if not family.norm_weights or config.embedding_eps is not None:
             self._ones = parameters.ones(width)
         if family.norm_weights:
@@ -199,6 +206,7 @@ class Decoder:
         arrays = [*self._table.arrays, self._norm, *self._head.arrays]
         if self._norm_bias is not None:
             arrays.append(self._norm_bias)
+        arrays += self._table_norm or ()
         for layer in self._layers:
             weights = layer.matrices
             if layer.mixture is not None:
@@ -272,6 +280,8 @@ class Decoder:
         x = self._look_up(tokens)
         if self.config.embedding_eps is not None and self._ones is not None:
             x = self._ops.rms_norm(x, self._ones, self.config.embedding_eps)
+        if self._table_norm is not None:
+            x = self._ops.layer_norm(x, *self._table_norm, self.config.norm_eps)
         scale = self.config.embedding_scale
         if scale != 1.0 and self.config.embedding_scale_in_bfloat16:
             x = x * mx.array(scale, mx.bfloat16).astype(self._dtype)
@@ -499,6 +509,8 @@ class Decoder:
     def _mix_tokens(self, kv: KVPass, index: int, projected: Projections) -> mx.array:
         """Mix tokens by attention over the KV cache, or by recurrent state in its place."""
         layer = self._layers[index]
+        if layer.scan is not None:
+            return self._scan(kv, index, stacked(projected), layer.scan)
         if layer.mixer is not None and layer.attention is None:
             return kv.mix(index, with_gates(self._ops, stacked(projected), layer), layer.mixer)
         spec = layer.attention
@@ -525,6 +537,28 @@ class Decoder:
         shares = loop_gates(self._ops, queries, gate, kv.rows)  # (1, N, H, 1), of the first loop
         first, own = (heads.reshape(*shares.shape[:3], -1) for heads in (to_first, attended))  # (1, N, H, D)
         return (shares * first + (1 - shares) * own).reshape(attended.shape)
+
+    def _scan(self, kv: KVPass, index: int, x: mx.array, scan: ScanWeights) -> mx.array:
+        """Mix tokens by a convolution and a selective scan (Mamba).
+
+        x (B, T, 2 C): inputs, then gates -> (B, T, C).
+        """
+        ops = self._ops
+        layer = self._layers[index]
+        [recurrence] = layer.later_mixers
+        numbers = recurrence.sizes.key_dim
+        rank = scan.step.columns
+        assert layer.mixer is not None
+        inputs, gate = (mx.contiguous(part) for part in mx.split(x, 2, axis=-1))
+        inputs = ops.activate(convolved(kv, index, inputs, layer.mixer), "silu")
+        split = mx.split(ops.linear(inputs, scan.into), [rank, rank + numbers], axis=-1)
+        parts = [mx.contiguous(part) for part in split]  # steps, B, C
+        if scan.norm_eps is not None:
+            parts = [mx.fast.rms_norm(part, None, scan.norm_eps) for part in parts]
+        steps, *others = parts
+        row = mx.concatenate([inputs, ops.linear(steps, scan.step), *others], axis=-1)
+        mixed = kv.mix(self._later_states[index], row, recurrence)
+        return ops.glu(gate, mixed, "silu")
 
     def _feed_forward(self, residual: Residual, layer: LayerWeights) -> Product:
         """Return the inner values of the dense feed-forward (B, T, F), and its projection back."""

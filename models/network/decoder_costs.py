@@ -120,7 +120,8 @@ def _size_of(tensor: Tensor, prefix: str, tensors: Sequence[Tensor], size_of: Si
 
 def state_bytes(config: DecoderConfig) -> int:
     """Return the bytes of a sequence's recurrent state, all layers. It is float32."""
-    return 4 * sum(layer.mixer.sizes.state for layer in config.layers if layer.mixer is not None)
+    mixers = [layer.mixer for layer in config.layers if layer.mixer is not None]
+    return 4 * sum(sizes.state for mixer in mixers for sizes in mixer.states)
 
 
 def kv_layers(config: DecoderConfig, kv: KVFormat) -> list[LayerKV]:

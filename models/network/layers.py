@@ -10,6 +10,7 @@ mixer, Dv size of its values.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import mlx.core as mx
 
@@ -27,6 +28,7 @@ from headrace.models.architectures.config import (
 from headrace.models.network.latent import read_latent
 from headrace.models.network.layer_inputs import read_input
 from headrace.models.network.parameters import Parameters
+from headrace.models.network.recurrent_layers import with_scan, with_time_mix
 from headrace.models.network.rope import make_rope
 from headrace.models.network.tensors import (
     BRANCH_NORMS,
@@ -84,7 +86,7 @@ def read_mixer(
     output = parameters.tensor(prefix, mixer_output(config, mixer))
     taps, bias = _taps(parameters, at, mixer)
 
-    # Short convolution (LFM2): no recurrence, rows as stored
+    # Short convolution (LFM2, and before the scan of Mamba): no recurrence, rows as stored
     if sizes.kind == "conv":
         spec = MixerSpec(sizes, taps=taps, tap_bias=bias)
         return spec, parameters.fused(prefix, inputs), output
@@ -236,11 +238,13 @@ def _without_lost_corrections(config: DecoderConfig, parameters: Parameters) -> 
 def kv_shape_of(config: DecoderConfig, layers: list[LayerWeights], kv: KVFormat) -> KVShape:
     """Return the shape of the layers' K/V and recurrent state.
 
-    The keys of each indexer are one more layer after all others, as `KVShape.index_keys_of` expects: one head, with
-    half of a key stored as K and half as V.
+    Further states of a layer are layers after all others (`later_states`). The keys of each indexer are one more layer
+    after those, as `KVShape.index_keys_of` expects: one head, with half of a key stored as K and half as V.
     """
     indexers = {i: layer.own_indexer for i, layer in enumerate(config.layers) if layer.own_indexer is not None}
-    count = len(layers) + len(indexers)
+    later = [mixer for layer in layers for mixer in layer.later_mixers]
+    stateful = range(len(layers), len(layers) + len(later))
+    count = stateful.stop + len(indexers)
     sources = list(range(count))
     for index, layer in enumerate(config.layers):
         if layer.source is not None:
@@ -251,17 +255,24 @@ def kv_shape_of(config: DecoderConfig, layers: list[LayerWeights], kv: KVFormat)
         config.kv_heads,
         config.head_dim,
         kv,
-        (*(layer.window for layer in config.layers), *(None for _ in indexers)),
-        recurrent=tuple(mixers),
-        mixers=tuple(mixers.values()),
-        without=tuple(i for i, layer in enumerate(layers) if layer.attention is None),
+        (*(layer.window for layer in config.layers), *(None for _ in (*later, *indexers))),
+        recurrent=(*mixers, *stateful),
+        mixers=(*mixers.values(), *later),
+        without=(*(i for i, layer in enumerate(layers) if layer.attention is None), *stateful),
         heads=(
             *(config.stored_heads(layer) for layer in config.layers),
+            *((0, 0) for _ in later),
             *((1, sizes.head_dim // 2) for sizes in indexers.values()),
         ),
         sources=tuple(sources),
         indexed=tuple(indexers),
     )
+
+
+def later_states(layers: Sequence[LayerWeights]) -> list[int]:
+    """Return the index in `KVShape` of each layer's first further state."""
+    counts = [len(layer.later_mixers) for layer in layers]
+    return list(accumulate(counts[:-1], initial=len(layers)))
 
 
 def _layer(
@@ -433,6 +444,10 @@ def _with_mixer(
     mixer: MixerConfig,
 ) -> LayerWeights:
     """Add a mixer. Its projections stand in place of attention's, or as `mixer_ends` next to them."""
+    if mixer.time_mix is not None:
+        return with_time_mix(weights, config, parameters, prefix, mixer)
+    if mixer.scan is not None:
+        weights = with_scan(weights, parameters, prefix, mixer)
     spec, inputs, output = read_mixer(config, parameters, prefix, mixer)
     weights = replace(weights, mixer=spec, mixer_gates=read_gates(parameters, prefix, mixer))
     if not layer.attends:

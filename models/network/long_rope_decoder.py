@@ -12,6 +12,7 @@ from headrace.models.network.decoder import Decoder
 from headrace.models.network.long_rope import TokenHistory
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.rope import make_rope
+from headrace.models.network.rwkv_decoder import RwkvDecoder
 from headrace.runtime.kv.backend import KVBackend, KVOptions
 from headrace.runtime.kv.cache import KVPass, PassRow
 from headrace.runtime.ops import Ops
@@ -29,6 +30,8 @@ def make_decoder(
         return AltUpDecoder(config, parameters, ops, dtype, kv)
     if config.block_layers:
         return BlockResidualDecoder(config, parameters, ops, dtype, kv)
+    if any(layer.mixer is not None and layer.mixer.time_mix is not None for layer in config.layers):
+        return RwkvDecoder(config, parameters, ops, dtype, kv)
     rope = long_rope(config)
     if rope is not None:
         return LongRopeDecoder(config, parameters, ops, dtype, rope)

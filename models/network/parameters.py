@@ -275,6 +275,10 @@ class Parameters:
             array = array.astype(mx.float32) + offset
         return array.astype(dtype or self._dtype)
 
+    def table(self, name: str, rows: int, columns: int) -> mx.array:
+        """Return numbers (rows, columns) that no product takes, in the compute dtype."""
+        return self._pop(name, (rows, columns)).astype(self._dtype)
+
     def ones(self, size: int) -> mx.array:
         """Return the weight (size,) of a norm that has none; the same array for all of them."""
         if size not in self._ones:

@@ -20,6 +20,7 @@ from headrace.models.architectures.config import (
     LatentConfig,
     LayerConfig,
     MixerConfig,
+    TimeMixConfig,
 )
 
 Unit = Literal["inner", "heads", "head_stack", "kv_heads", "mixer_heads", "mixer_keys", "vocabulary"]
@@ -136,7 +137,7 @@ def layer_tensors(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
             blocks.append(latent(config, config.latent))
         blocks.append(attention_gate(config, layer))
     if layer.mixer is not None:
-        blocks += [mixer_inputs(config, layer.mixer), mixer_gates(layer.mixer), [mixer_output(config, layer.mixer)]]
+        blocks.append(mixer_matrices(config, layer.mixer))
     blocks.append(indexer(config, layer))
     blocks.append(feed_forward(config, layer))
     if layer.experts is not None:
@@ -238,6 +239,14 @@ def indexer(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
     ]
 
 
+def mixer_matrices(config: DecoderConfig, mixer: MixerConfig) -> list[Tensor]:
+    """Return all matrices of a mixer."""
+    if mixer.time_mix is not None:
+        return time_mix(config, mixer.time_mix)
+    products = scan_products(mixer) if mixer.scan is not None else mixer_gates(mixer)
+    return [*mixer_inputs(config, mixer), *products, mixer_output(config, mixer)]
+
+
 def mixer_inputs(config: DecoderConfig, mixer: MixerConfig) -> list[Tensor]:
     """Return the stored projections into a mixer."""
     sizes = mixer.sizes
@@ -260,6 +269,8 @@ def mixer_inputs(config: DecoderConfig, mixer: MixerConfig) -> list[Tensor]:
         }
     elif sizes.kind == "delta":
         rows = {"in_proj_qkv": _channels(mixer), "in_proj_z": inner, "in_proj_b": heads, "in_proj_a": heads}
+    elif mixer.scan is not None:
+        rows = {"in_proj": 2 * inner}
     elif sizes.kind == "conv":
         rows = {"in_proj": (*inner, *inner, *inner)}
     else:
@@ -298,6 +309,36 @@ def mixer_gates(mixer: MixerConfig) -> list[Tensor]:
         Tensor(f"mixer.{name}", count, mixer.rank, rows_by="mixer_heads", before_append=True)
         for name, count in rows.items()
     ]
+
+
+def scan_products(mixer: MixerConfig) -> list[Tensor]:
+    """Return the products between a convolution and the scan after it: to steps, B and C, and from rank to steps."""
+    assert mixer.scan is not None
+    inner = mixer.sizes.inner
+    [scan] = mixer.later
+    rows = mixer.scan.rank + 2 * scan.key_dim
+    return [
+        Tensor("mixer.x_proj", rows, inner, before_append=True),
+        Tensor("mixer.dt_proj", inner, mixer.scan.rank, before_append=True),
+    ]
+
+
+def time_mix(config: DecoderConfig, sizes: TimeMixConfig) -> list[Tensor]:
+    """Return the matrices of an RWKV-7 layer before its feed-forward, whose input is a state, too."""
+    width = config.hidden_size
+    names = ["r_proj", "k_proj", "v_proj", "o_proj"]
+    tensors = [Tensor(f"attn.{name}", width, width, before_append=True) for name in names]
+    for letter, rank in sizes.ranks.items():
+        first, second = low_rank_names(letter)
+        tensors.append(Tensor(first, rank, width, before_append=True, title=f"{letter} to rank"))
+        tensors.append(Tensor(second, width, rank, before_append=True, title=f"{letter} from rank"))
+    return tensors
+
+
+def low_rank_names(letter: str) -> tuple[str, str]:
+    """Return the modules of a product of low rank, below an RWKV-7 layer."""
+    at = f"attn.{letter}_lora.lora"
+    return f"{at}.0", f"{at}.2"
 
 
 def mixer_output(config: DecoderConfig, mixer: MixerConfig) -> Tensor:
@@ -516,6 +557,8 @@ def joined_convolution(mixer: MixerConfig | None) -> list[Vector]:
 def _mixer_vectors(config: DecoderConfig, mixer: MixerConfig) -> list[Vector]:
     """Return the convolution of a mixer, then the numbers of its recurrence and its norm."""
     sizes = mixer.sizes
+    if mixer.time_mix is not None:
+        return _time_mix_vectors(config)
     vectors = []
     segments = _channels(mixer)
     convolutions: dict[str, Segments] = {"conv1d": segments}
@@ -527,6 +570,9 @@ def _mixer_vectors(config: DecoderConfig, mixer: MixerConfig) -> list[Vector]:
         vectors.append(Vector(f"mixer.{name}.weight", count, channels, sizes.width))
         if sizes.kind == "ssm" or f"mixer.{name}" in config.biased:
             vectors.append(Vector(f"mixer.{name}.bias", count, channels))
+    if mixer.scan is not None:
+        [scan] = mixer.later
+        vectors += [Vector("mixer.A_log", scan.heads, width=scan.key_dim), Vector("mixer.D", scan.heads)]
     if sizes.kind == "conv":
         return vectors
     heads: Segments = (("mixer_heads", sizes.heads),)
@@ -538,3 +584,16 @@ def _mixer_vectors(config: DecoderConfig, mixer: MixerConfig) -> list[Vector]:
     if mixer.norm_parts:
         vectors.append(Vector("mixer.norm.weight", sizes.inner, (("mixer_heads", sizes.inner),)))
     return vectors
+
+
+TIME_MIXES = ("r", "w", "k", "v", "a", "g")
+"""Letters of the inputs of an RWKV-7 layer, in the order of `TimeMixWeights.mixes`."""
+
+CHANNEL_MIX = "mlp.x_k"
+"""Share of the row before in the input of an RWKV-7 layer's feed-forward."""
+
+
+def _time_mix_vectors(config: DecoderConfig) -> list[Vector]:
+    names = [f"x_{letter}" for letter in TIME_MIXES]
+    names += ["k_k", "k_a", "r_k", "g_norm.weight", "g_norm.bias"]
+    return [Vector(name, config.hidden_size) for name in (*(f"attn.{name}" for name in names), CHANNEL_MIX)]

@@ -30,7 +30,9 @@ from headrace.runtime.ops.layer_weights import (
     LayerWeights,
     LoopGate,
     ResidualMix,
+    ScanWeights,
     SmallValues,
+    TimeMixWeights,
 )
 from headrace.runtime.ops.mixers import MixerSizes, MixerSpec
 from headrace.runtime.ops.native_plans import kernels
@@ -84,10 +86,12 @@ __all__ = [
     "ResidualMix",
     "Rope",
     "SampleRule",
+    "ScanWeights",
     "SequenceRows",
     "SituGate",
     "SmallValues",
     "SparseGelu",
+    "TimeMixWeights",
     "Weight",
     "Xielu",
     "describe",

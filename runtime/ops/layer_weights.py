@@ -114,6 +114,46 @@ class AltUpWeights(NamedTuple):
     laurel_norm: mx.array  # (E,), of that product
 
 
+class ScanWeights(NamedTuple):
+    """Products between the convolution of a Mamba layer and its scan, of C channels with a state of N numbers each."""
+
+    into: Weight  # (R + 2 N, C), to the rank of steps, B and C
+    step: Weight  # (C, R), with a bias
+    norm_eps: float | None  # of norms of the three, without weights; None: no norms
+
+
+class TimeMixWeights(NamedTuple):
+    """Weights of the two halves of an RWKV-7 layer, of H heads of size D; E = H * D.
+
+    Pairs are products of a low rank, (R, E) and (E, R), the second with a bias but that of gates.
+    """
+
+    mixes: tuple[mx.array, ...]  # (E,) each: shares of the row before in the inputs of r, w, k, v, a and g
+    receptance: Weight  # (E, E)
+    key: Weight  # (E, E)
+    value: Weight  # (E, E)
+    decay: tuple[Weight, Weight]
+    rate: tuple[Weight, Weight]
+    value_mix: tuple[Weight, Weight] | None  # share of the first layer's values; None in that layer
+    gate: tuple[Weight, Weight]
+    removed_key: mx.array  # (H, D), factor of the key that is removed from the state
+    key_rate: mx.array  # (H, D), share of the rate in the key that is added
+    bonus: mx.array  # (H, D), of the token's own value in the result
+    norm: mx.array  # (H, D), of each head's result
+    norm_bias: mx.array  # (H, D)
+    channel_mix: mx.array  # (E,), share of the row before in the input of the feed-forward
+
+    @property
+    def matrices(self) -> list[Weight]:
+        pairs = (self.decay, self.rate, self.gate, self.value_mix or ())
+        return [self.receptance, self.key, self.value, *(weight for pair in pairs for weight in pair)]
+
+    @property
+    def vectors(self) -> list[mx.array]:
+        heads = [self.removed_key, self.key_rate, self.bonus, self.norm, self.norm_bias]
+        return [*self.mixes, *heads, self.channel_mix]
+
+
 class ResidualMix(NamedTuple):
     """Weights of a mixture of residual sums. The logit of a sum is norm(sum) . projection."""
 
@@ -146,6 +186,9 @@ class LayerWeights:
     curve: in place of the network's activation.
     mixes: of residual sums, before attention or a mixer, and before the feed-forward.
     loop_gate: of a layer in a later loop than the first, which attends to both.
+    later_mixers: further states of the layer, each with an index of its own after all layers in `KVShape`.
+    scan: between the convolution `mixer` and the scan after it, the only later mixer.
+    time_mix: of RWKV-7; `mixer` gives the row before, then follow the recurrence, and the feed-forward's row before.
     """
 
     attention: AttentionSpec | None
@@ -176,6 +219,9 @@ class LayerWeights:
     altup: AltUpWeights | None = None
     mixes: tuple[ResidualMix, ResidualMix] | None = None
     loop_gate: LoopGate | None = None
+    later_mixers: tuple[MixerSpec, ...] = ()
+    scan: ScanWeights | None = None
+    time_mix: TimeMixWeights | None = None
 
     @property
     def vectors(self) -> list[mx.array]:
@@ -187,7 +233,7 @@ class LayerWeights:
             chooser = self.attention.chooser
             if chooser is not None:
                 vectors += [chooser.heads.q_norm, chooser.heads.k_norm]
-        for part in (self.mixer, self.mixture, self.latent):
+        for part in (self.mixer, *self.later_mixers, self.mixture, self.latent, self.time_mix):
             if part is not None:
                 vectors += part.vectors
         for norms in (self.head_norms, self.branches):
@@ -221,6 +267,10 @@ class LayerWeights:
             matrices += [self.own_input.gate, self.own_input.projection]
         if self.altup is not None:
             matrices += [self.altup.router, self.altup.left, self.altup.right]
+        if self.scan is not None:
+            matrices += [self.scan.into, self.scan.step]
+        if self.time_mix is not None:
+            matrices += self.time_mix.matrices
         return [matrix for matrix in matrices if matrix is not None]
 
 

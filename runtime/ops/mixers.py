@@ -16,6 +16,7 @@ class MixerSizes:
 
     "delta": gated delta networks (arXiv:2412.06464). "kda": those with a decay for each channel of the keys
     (arXiv:2510.26692). "ssm": Mamba-2 (arXiv:2405.21060). "conv": a short convolution (LFM2), with one head of size E.
+    "scan": the selective scan of Mamba (arXiv:2312.00752), each channel a head. "wkv": RWKV-7 (arXiv:2503.14456).
     `runtime.ops.recurrent` has the formulas. All but "conv" have Hv heads with a state (Dv, Dk) each, and Hk heads of
     queries and keys that divide them. A projected row, with C = 2 Hk Dk + Hv Dv:
 
@@ -23,9 +24,11 @@ class MixerSizes:
         "kda"     [q, k, v (C) | z (Hv Dv) | b (Hv) | a (Hv Dk)]
         "ssm"     [C, B, x (C) | z (Hv Dv) | a (Hv)]         in Mamba-2's names, which are q, k and v here
         "conv"    [B (E) | C (E) | x (E)], and C = E channels are convolved
+        "scan"    [x (Hv) | step (Hv) | B (Dk) | C (Dk)]         without a convolution: its width is 1
+        "wkv"     [r | w | k | v | a | b] (Hv Dk each)          the same
     """
 
-    kind: Literal["delta", "kda", "ssm", "conv"]
+    kind: Literal["delta", "kda", "ssm", "conv", "scan", "wkv"]
     heads: int  # Hv
     key_heads: int  # Hk
     key_dim: int  # Dk
@@ -63,9 +66,10 @@ class MixerSpec:
     """Recurrent token mixing of one layer, in place of attention or beside it."""
 
     sizes: MixerSizes
-    taps: mx.array  # (width, C)
+    taps: mx.array | None = None  # (width, C); None: no convolution
     tap_bias: mx.array | None = None  # (C,)
-    rate: mx.array | None = None  # (Hv,), negative: decay is exp(rate * softplus(a + step_bias))
+    # (Hv,), negative: decay is exp(rate * softplus(a + step_bias)). "scan": (Hv, Dk), of each number of the state
+    rate: mx.array | None = None
     step_bias: mx.array | None = None  # as a
     bound: float = 0.0  # if above 0, decay is exp(-bound * sigmoid(-rate * (a + step_bias))); "kda" only
     most_beta: float = 1.0  # beta is this times the sigmoid of b
@@ -74,8 +78,11 @@ class MixerSpec:
     norm: mx.array | None = None  # (Dv,), over all heads (Hv * Dv,), or in parts (parts, Hv * Dv / parts)
     norm_first: bool = True  # before the gate, (Dv,) only; else after it
     norm_eps: float = 1e-6
+    shifts: bool = False  # a "conv" whose result is the row before: its taps are no weights
 
     @property
     def vectors(self) -> list[mx.array]:
+        if self.shifts:
+            return []
         every = (self.taps, self.tap_bias, self.rate, self.step_bias, self.skip, self.norm)
         return [vector for vector in every if vector is not None]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from headrace.runtime.config import environment
-from headrace.runtime.ops import mixtures, reference
+from headrace.runtime.ops import mixtures, recurrent, reference
 from headrace.runtime.ops.activations import STOCK_ONLY, Curve, GatedCurve, Xielu, unit
 from headrace.runtime.ops.kv_format import FLOAT16, KVFormat, plain
 from headrace.runtime.ops.layer_weights import LayersNode, LayerWeights
@@ -37,7 +37,6 @@ from headrace.runtime.ops.native_plans import (
     prepared_matrix,
 )
 from headrace.runtime.ops.passes import KVStore, Pass, Phase
-from headrace.runtime.ops.recurrent import bounded_steps
 from headrace.runtime.ops.weights import AttentionSpec, Mixture, Projections, Rope, SampleRule, Weight
 
 name = "native"
@@ -457,10 +456,12 @@ def attend_heads(
 def mix_pass(
     x: mx.array, states: Sequence[mx.array], counts: Sequence[int], spec: MixerSpec
 ) -> tuple[mx.array, list[mx.array]]:
-    """Mix the tokens of several sequences, in one node; see the reference for shapes."""
+    """Mix the tokens of several sequences, in one node if there is a kernel; see the reference for shapes."""
+    if spec.sizes.kind in recurrent.STOCK_KINDS:
+        return recurrent.mix_pass(x, states, counts, spec)
     if spec.bound:
         before, a = mx.split(x, [x.shape[-1] - spec.sizes.decays], axis=-1)
-        steps = mx.maximum(bounded_steps(a, spec), _LEAST_STEP)
+        steps = mx.maximum(recurrent.bounded_steps(a, spec), _LEAST_STEP)
         # The inverse of softplus, which the kernel takes of a.
         x = mx.concatenate([before, steps + mx.log(-mx.expm1(-steps))], axis=-1)
     return kernels.mix_pass(x, list(states), list(counts), mixer_plan(spec))

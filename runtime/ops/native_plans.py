@@ -125,7 +125,7 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
         layer.mixes,
         layer.loop_gate,
     )
-    if any(part is not None for part in composed):
+    if layer.later_mixers or any(part is not None for part in composed):
         return None
     if layer.gate is not None and layer.gate.rows != layer.output.columns:  # a gate for each head
         return None
@@ -280,6 +280,7 @@ def mixer_plan(spec: MixerSpec) -> "kernels.MixerPlan":
             step_bias = mx.zeros_like(step_bias)
         vectors = (spec.tap_bias, rate, step_bias, spec.skip, spec.norm)
         settings = (spec.norm_first, spec.norm_eps, spec.steps, spec.most_beta)
+        assert spec.taps is not None
         _mixers[key] = kernels.MixerPlan(*sizes, spec.taps, *vectors, *settings)
         weakref.finalize(spec, _mixers.pop, key, None)
     return _mixers[key]

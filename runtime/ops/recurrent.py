@@ -1,7 +1,8 @@
-"""Layers with recurrent state in stock MLX: gated delta networks, Mamba-2, short convolutions.
+"""Layers with recurrent state in stock MLX: gated delta networks, Mamba, RWKV-7, short convolutions.
 
 `mix_pass` is that operation of `Ops`, and defines the native kernels' results (tests/runtime/ops/
-test_native_recurrent.py). A new kind of mixer is a name in `MixerSizes.kind` and its branches in `_mix`.
+test_native_recurrent.py). A new kind of mixer is a name in `MixerSizes.kind` and its branches in `_mix`. No kernel
+computes `STOCK_KINDS`.
 B = batch, T = new tokens, N = tokens of all sequences, Hv = heads, Hk = heads of queries and keys (they divide Hv),
 C = channels.
 """
@@ -12,6 +13,7 @@ import mlx.core as mx
 
 from headrace.runtime.ops.mixers import MixerSpec
 
+STOCK_KINDS = ("scan", "wkv")
 _LENGTH_EPS = 1e-6  # added to the squared length of queries and keys
 
 
@@ -75,8 +77,13 @@ def _mix(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.ar
     - "delta" and "kda" normalize q and k, and have beta. The decay is that of a head, in "kda" of each key channel.
     - "ssm" has no beta. Its step also scales the values.
     """
-    # Stage 1: the convolution.
     sizes = spec.sizes
+    if sizes.kind == "scan":
+        return _scan(x, state, spec)
+    if sizes.kind == "wkv":
+        return _wkv(x, state, spec)
+    # Stage 1: the convolution.
+    assert spec.taps is not None
     count = x.shape[1]
     channels = sizes.channels
     inner = sizes.inner
@@ -149,3 +156,51 @@ def _gated(y: mx.array, z: mx.array, spec: MixerSpec) -> mx.array:
     y = y.reshape(z.shape)
     gate = mx.sigmoid(z) if spec.sizes.kind == "kda" else z * mx.sigmoid(z)
     return normed(y) * gate if spec.norm_first else normed(y * gate)
+
+
+def _parts(x: mx.array, ends: int | list[int]) -> list[mx.array]:
+    """Return parts of rows x (1, T, projected), (T, ...) each.
+
+    They are copied: MLX computes other bits of an exponential where numbers do not stand one after the other.
+    """
+    return [mx.contiguous(part) for part in mx.split(x[0], ends, axis=-1)]
+
+
+def _scan(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.array]:
+    """Run a selective scan: S = S exp(rate step) + step x B, y = S . C + skip x, for each channel.
+
+    S is (Hv, Dk), step is softplus of what x has. x (1, T, projected) -> (1, T, Hv), and the flat state.
+    """
+    sizes = spec.sizes
+    channels = sizes.heads
+    numbers = sizes.key_dim
+    assert spec.rate is not None
+    inputs, steps, b, c = _parts(x, [channels, 2 * channels, 2 * channels + numbers])
+    steps = mx.logaddexp(steps, mx.array(0.0))
+    scaled = steps * inputs  # (T, Hv)
+    state = state.reshape(channels, numbers)
+    ys = []
+    for t in range(x.shape[1]):
+        state = state * mx.exp(spec.rate * steps[t, :, None]) + scaled[t, :, None] * b[t]
+        ys.append((state * c[t]).sum(axis=-1))
+    y = mx.stack(ys)  # (T, Hv)
+    if spec.skip is not None:
+        y = y + inputs * spec.skip
+    return y[None], state.flatten()
+
+
+def _wkv(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.array]:
+    """Run RWKV-7's recurrence: S = S diag(w) + (S a) b^T + v k^T, y = S r, for each head.
+
+    S is (Dv, Dk), w the decay of each of its columns. x (1, T, 6 Hv Dk) -> (1, T, Hv Dv), and the flat state.
+    """
+    sizes = spec.sizes
+    count = x.shape[1]
+    r, w, k, v, a, b = (part.reshape(count, sizes.heads, -1) for part in _parts(x, 6))  # (T, Hv, Dk)
+    state = state.reshape(sizes.heads, sizes.value_dim, sizes.key_dim)
+    ys = []
+    for t in range(count):
+        removed = (state @ a[t, ..., None]) * b[t, :, None, :]  # (Hv, Dv, Dk)
+        state = state * w[t, :, None, :] + removed + v[t, ..., None] * k[t, :, None, :]
+        ys.append((state @ r[t, ..., None]).flatten())
+    return mx.stack(ys)[None], state.flatten()

@@ -177,6 +177,7 @@ _IGNORED = {
     ("deepseek", "rope_scaling"),  # of other kinds than linear
     ("minicpm", "tie_word_embeddings"),  # tied logits are not scaled
     ("bailing_moe", "num_experts_per_tok"),  # one expert a token ends the process in MLX 0.32
+    ("falcon_mamba", "state_size"),  # the norm of one number is its sign
     ("falcon_h1", "mamba_rms_norm"),  # its class normalizes over both groups
     ("glm4_moe", "tie_word_embeddings"),
     *((kind, "index_n_heads") for kind in ("deepseek_v32", "glm_moe_dsa")),  # of few, equal scores of 0

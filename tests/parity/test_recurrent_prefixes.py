@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not native.status().available, reason="the nativ
 PROMPT = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(150)]  # two blocks
 NAMES = [
     "qwen3.5", "lfm2", "granite-hybrid", "qwen3-next", "lfm2-moe", "granite-hybrid-moe", "falcon-h1", "nemotron-h",
-    "olmo-hybrid", "kimi-linear", "kimi-k3", "mamba2",
+    "olmo-hybrid", "kimi-linear", "kimi-k3", "mamba2", "mamba", "mamba-normed", "rwkv7",
 ]  # fmt: skip
 
 

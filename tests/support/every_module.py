@@ -121,6 +121,9 @@ _OTHERS: dict[str, dict[str, Any]] = {
         "rope_embedding_base": 10000.0, "rope_position_scale": 1.0, "gegelu_limit": 20.0,
     },
     "pixtral": _WITHOUT_WINDOW,
+    "rwkv7": {
+        "a_low_rank_dim": 16, "v_low_rank_dim": 16, "gate_low_rank_dim": 32, "decay_low_rank_dim": 16,
+    },
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     "smollm3": {"sliding_window": None},
     "spark2_5": {

@@ -174,6 +174,14 @@ _MAMBA2 = {
     "use_bias": False, "use_conv_bias": True, "layer_norm_epsilon": 1e-2, "time_step_limit": [0.0, 1e9],
     "time_step_rank": 4,
 }  # fmt: skip
+_MAMBA = {
+    "model_type": "mamba", "intermediate_size": 128, "state_size": 16, "conv_kernel": 4, "use_bias": False,
+    "use_conv_bias": True, "time_step_rank": 4, "layer_norm_epsilon": 1e-2, "tie_word_embeddings": True,
+}  # fmt: skip
+_RWKV7 = {
+    "model_type": "rwkv7", "norm_eps": 1e-2, "num_hidden_layers": 3, "a_low_rank_dim": 16, "v_low_rank_dim": 32,
+    "gate_low_rank_dim": 48, "decay_low_rank_dim": 16,
+}  # fmt: skip
 _APERTUS = {
     "model_type": "apertus", "head_dim": 16, "mlp_bias": False, "attention_bias": False, "post_norm": False,
     "qk_norm": True, "hidden_act": "xielu",
@@ -445,10 +453,17 @@ MODELS: dict[str, dict[str, Any]] = {
     "mamba2-biased": {
         **_MAMBA2, "use_bias": True, "n_groups": 2, "tie_word_embeddings": True, "time_step_limit": [0.01, 0.5],
     },
+    "mamba": _MAMBA,
+    "mamba-normed": {  # as Falcon Mamba
+        **_MAMBA, "model_type": "falcon_mamba", "use_bias": True, "state_size": 8, "mixer_rms_eps": 1e-3,
+        "tie_word_embeddings": False, "use_conv_bias": False,
+    },
     "plamo3": {
         "model_type": "plamo3", "window_size": WINDOW, "sliding_window_pattern": 2, "rope_local_theta": 5e3,
         "tie_word_embeddings": True,
     },
+    "rwkv7": _RWKV7,
+    "rwkv7-tied": {**_RWKV7, "tie_word_embeddings": True, "head_dim": 16, "num_hidden_layers": 2},
     "kimi-linear": _KIMI,
     "kimi-k3": {"model_type": "kimi_k3", "text_config": _KIMI_K3},
     "kimi-k3-single": {  # with one residual stream, and no bound of up
@@ -676,7 +691,8 @@ MODELS: dict[str, dict[str, Any]] = {
 # model_type
 RECURRENT = (
     "qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2", "lfm2_moe", "granitemoehybrid", "falcon_h1", "nemotron_h",
-    "olmo_hybrid", "kimi_linear", "bailing_moe_v3", "mamba2",
+    "olmo_hybrid", "kimi_linear", "bailing_moe_v3", "mamba2", "mamba", "falcon_mamba",
+    "rwkv7",
 )  # fmt: skip
 
 

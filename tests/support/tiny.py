@@ -138,7 +138,8 @@ def write_model(
 def quantize_model(source: Path, target: Path, layers: dict[str, Any] | None = None, mode: str = "affine") -> Path:
     """Quantize every projection to 4 bits in groups of 32, or in another mode, in MLX's directory format.
 
-    Mixtures of residual sums (Kimi K3) stay plain, as in MLX's conversions. `layers` overrides single modules.
+    Mixtures of residual sums (Kimi K3) and norms of heads (RWKV-7) stay plain, as in MLX's conversions. `layers`
+    overrides single modules.
     """
     config = json.loads((source / "config.json").read_text())
     bits, group = FLOAT_MODES.get(mode, (4, 32))
@@ -148,7 +149,7 @@ def quantize_model(source: Path, target: Path, layers: dict[str, Any] | None = N
     assert isinstance(loaded, dict)
     for name, array in loaded.items():
         module = name.removesuffix(".weight")
-        is_plain = section.get(module) is False or module.endswith("_res_proj")
+        is_plain = section.get(module) is False or module.endswith(("_res_proj", ".g_norm"))
         if array.ndim < 2 or not name.endswith(".weight") or array.shape[-1] % group or is_plain:
             tensors[name] = array
             continue

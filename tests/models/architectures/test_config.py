@@ -36,7 +36,7 @@ def test_every_test_variant_runs_in_the_decoder(variant: str) -> None:
     "config",
     [
         {},
-        {"model_type": "mamba"},
+        {"model_type": "jamba"},
         {"model_type": ["llama"]},
         config_of("llama") | {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
         config_of("llama") | {"rope_traditional": True},

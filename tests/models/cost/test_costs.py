@@ -184,6 +184,8 @@ def test_flops_of_rows_that_see_chosen_blocks(past: int, rows: int, blocks: int,
         "kimi-k3",
         "kimi-k3-single",
         "mamba2",
+        "mamba",
+        "rwkv7",
     ],
 )
 def test_recurrent_state_is_counted_from_headers(tmp_path: Path, name: str) -> None:
@@ -192,7 +194,9 @@ def test_recurrent_state_is_counted_from_headers(tmp_path: Path, name: str) -> N
     assert checkpoint_cost(open_checkpoint(directory)).state_bytes == network.kv_shape.state_bytes > 0
 
 
-@pytest.mark.parametrize("name", ["kimi-k3", "kimi-k3-single", "mamba2", "mamba2-biased"])
+@pytest.mark.parametrize(
+    "name", ["kimi-k3", "kimi-k3-single", "mamba2", "mamba2-biased", "mamba", "mamba-normed", "rwkv7", "rwkv7-tied"]
+)
 def test_weights_of_composed_layers_are_counted_from_headers(tmp_path: Path, name: str) -> None:
     directory = mlx_lm_models.write_mlx_lm_model(tmp_path, mlx_lm_models.config_of(name))
     loaded = load_decoder(directory, KERNELS[-1]).cost

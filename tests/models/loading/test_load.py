@@ -65,7 +65,7 @@ def test_a_loaded_model_answers(directory: Path) -> None:
     [
         ({}, "headrace"),
         ({"model_type": "olmo2"}, "headrace"),
-        ({"model_type": "rwkv7"}, "mlx-lm"),
+        ({"model_type": "jamba"}, "mlx-lm"),
         ({"rope_traditional": True}, "mlx-lm"),
         ({"quantization": {"bits": 4, "group_size": 32}}, "headrace"),
         ({"quantization": {"bits": 4, "group_size": 32, "mode": "mxfp4"}}, "headrace"),

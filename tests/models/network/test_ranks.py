@@ -44,8 +44,9 @@ def _ranks(factory: pytest.TempPathFactory, size: int) -> Iterator[Ranks]:
     ranks.close()
 
 
-# Refused: keys are rotated by the length of the whole prompt; several residual streams, or sums.
+# Refused: keys are rotated by the length of the whole prompt; several residual streams, or sums; several states.
 _ALONE = ("minicpm3-long", "gemma3n", "gemma3n-unbound", "kimi-k3")
+_ALONE += ("mamba", "mamba-normed", "rwkv7", "rwkv7-tied")
 _LOOPS = ("nanbeige", "nanbeige-unnormed", "iquest-loop", "iquest-loop-biased")  # refused by a pipeline
 
 

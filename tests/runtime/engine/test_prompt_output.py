@@ -18,7 +18,7 @@ from tests.support.tiny import load_decoder, quantize_model, write_model
 needs_kernels = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 # Attention in the last layer: fused, by itself, of latents; recurrent state, beside attention; K/V of an earlier layer.
 NAMES = ["olmo2", "glm4-lite", "qwen3.5", "granite-hybrid", "falcon-h1", "nemotron-h", "gemma4", "gemma4-mixture"]
-NAMES += ["olmo-hybrid", "kimi-linear", "kimi-k3", "gemma3n", "mamba2"]
+NAMES += ["olmo-hybrid", "kimi-linear", "kimi-k3", "gemma3n", "mamba2", "mamba", "rwkv7"]
 PROMPT = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(80)]
 
 

@@ -1,0 +1,91 @@
+"""Weights of layers with several states: Mamba's scan after its convolution, and RWKV-7.
+
+`layers` calls the functions here. Sizes and names are those of `network.tensors`; `decoder` and `rwkv_decoder` run the
+layers. E = width, C = channels of a convolution, H = heads of an RWKV-7 layer, D = their size.
+"""
+
+from dataclasses import replace
+
+import mlx.core as mx
+
+from headrace.models.architectures.config import DecoderConfig, MixerConfig, TimeMixConfig
+from headrace.models.network.parameters import Parameters
+from headrace.models.network.tensors import CHANNEL_MIX, TIME_MIXES, low_rank_names, scan_products, time_mix
+from headrace.runtime.ops import LayerWeights, MixerSizes, MixerSpec, ScanWeights, TimeMixWeights, Weight
+
+
+def with_scan(weights: LayerWeights, parameters: Parameters, prefix: str, mixer: MixerConfig) -> LayerWeights:
+    """Add the scan of a Mamba layer and the products before it."""
+    assert mixer.scan is not None
+    [sizes] = mixer.later
+    stored = parameters.table(f"{prefix}.mixer.A_log", sizes.heads, sizes.key_dim)
+    spec = MixerSpec(
+        sizes,
+        rate=-mx.exp(stored.astype(mx.float32)),  # (C, N)
+        skip=parameters.vector(f"{prefix}.mixer.D", sizes.heads),
+    )
+    into, step = (parameters.tensor(prefix, tensor) for tensor in scan_products(mixer))
+    return replace(weights, later_mixers=(spec,), scan=ScanWeights(into, step, mixer.scan.norm_eps))
+
+
+def with_time_mix(
+    weights: LayerWeights, config: DecoderConfig, parameters: Parameters, prefix: str, mixer: MixerConfig
+) -> LayerWeights:
+    """Add the first half of an RWKV-7 layer, and the states of both."""
+    sizes = mixer.time_mix
+    assert sizes is not None
+    width = config.hidden_size
+    recurrence, _ = mixer.later
+    heads = recurrence.heads
+    *projections, output = time_mix(config, sizes)[:4]
+    receptance, key, value = (parameters.tensor(prefix, tensor) for tensor in projections)
+
+    def of_channels(name: str) -> mx.array:
+        return parameters.vector(f"{prefix}.{name}", width)
+
+    def of_heads(name: str) -> mx.array:
+        return of_channels(f"attn.{name}").reshape(heads, -1)
+
+    low_rank = _low_rank(parameters, prefix, width, sizes)
+    shift = _shift(mixer.sizes, parameters)
+    return replace(
+        weights,
+        mixer=shift,
+        later_mixers=(MixerSpec(recurrence), shift),
+        output=parameters.tensor(prefix, output),
+        time_mix=TimeMixWeights(
+            mixes=tuple(of_channels(f"attn.x_{letter}") for letter in TIME_MIXES),
+            receptance=receptance,
+            key=key,
+            value=value,
+            decay=low_rank["w"],
+            rate=low_rank["a"],
+            value_mix=low_rank.get("v"),
+            gate=low_rank["g"],
+            removed_key=of_heads("k_k"),
+            key_rate=of_heads("k_a"),
+            bonus=of_heads("r_k"),
+            norm=of_heads("g_norm.weight"),
+            norm_bias=of_heads("g_norm.bias"),
+            channel_mix=of_channels(CHANNEL_MIX),
+        ),
+    )
+
+
+def _low_rank(
+    parameters: Parameters, prefix: str, width: int, sizes: TimeMixConfig
+) -> dict[str, tuple[Weight, Weight]]:
+    """Return the pairs of products by the letters of their names."""
+    pairs = {}
+    for letter, rank in sizes.ranks.items():
+        first, second = low_rank_names(letter)
+        into = parameters.matrix(f"{prefix}.{first}", rank, width)
+        out = parameters.matrix(f"{prefix}.{second}", width, rank)
+        pairs[letter] = into, out
+    return pairs
+
+
+def _shift(sizes: MixerSizes, parameters: Parameters) -> MixerSpec:
+    """Return a mixer whose result is the row before: a convolution of two rows with the taps 1 and 0."""
+    ones = parameters.ones(sizes.channels)
+    return MixerSpec(sizes, taps=mx.stack([ones, mx.zeros_like(ones)]), shifts=True)
