@@ -26,9 +26,9 @@ class FileRecord(TypedDict):
 
 Files = dict[str, FileRecord]
 
-RECHECK_DAYS = 30  # a cached result without a problem counts that long
+RECHECK_DAYS = 30  # a check reads all weights, so it is rare; a cached result without a problem counts that long
 _DAY = "%Y-%m-%d"
-_CHUNK = 4 << 20
+_CHUNK = 4 << 20  # bytes that are read at a time
 _MODEL_SUFFIXES = frozenset({".safetensors", ".json", ".jinja", ".model", ".gguf"})
 
 
@@ -142,7 +142,10 @@ def _below(folder: Path) -> Sequence[str]:
 
 
 def recall_checked(file: Path, entry: FileRecord) -> str | None:
-    """Return the cached result for this file: a problem, "" for none; None if there is no recent one."""
+    """Return the cached result for this file: a problem, "" for none; None if there is no recent one.
+
+    A problem stays until the file is another one, whatever its age.
+    """
     checked = _cached_results().get(str(file))
     oldest = (datetime.now(UTC) - timedelta(days=RECHECK_DAYS)).strftime(_DAY)
     if (
@@ -162,7 +165,10 @@ def recall_checked(file: Path, entry: FileRecord) -> str | None:
 def note_checked(file: Path, entry: FileRecord, problems: list[str]) -> None:
     """Cache the result for a file that could be read; entries of deleted files are dropped."""
     identity = _file_state(file)
-    if identity is None or identity[0] != entry["bytes"] or any("cannot be read" in problem for problem in problems):
+    if identity is None or any("cannot be read" in problem for problem in problems):
+        return
+    size, *_ = identity
+    if size != entry["bytes"]:
         return
     day = datetime.now(UTC).strftime(_DAY)
     new = {"file": identity, "sha256": entry["sha256"], "problem": "; ".join(problems), "day": day}

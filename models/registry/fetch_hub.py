@@ -60,8 +60,8 @@ from headrace.runtime.errors import (
 if TYPE_CHECKING:
     from headrace.models.gguf.container import Container
 
-_API_TIMEOUT_SECONDS = 15.0
-_PART_TIMEOUT_SECONDS = 30.0  # of `HubFile.read`
+_API_TIMEOUT_SECONDS = 15.0  # for a list of files, a small answer
+_PART_TIMEOUT_SECONDS = 30.0  # of `HubFile.read`: up to a few megabytes
 _KEPT = "run it again: complete files are kept"
 
 
@@ -73,7 +73,8 @@ class HubFiles:
     gguf: the first file of a GGUF; None for others.
     licence: as the model's card states it.
     names: its files, relative to `folder`.
-    sha256: digests by name, of the files for which the hub states one. They were verified after the download.
+    sha256: digests by name, of the files for which the hub states one. Files were verified after their download; those
+        that were in the cache before, by whatever put them there.
     """
 
     repo: str

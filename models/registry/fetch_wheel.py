@@ -24,8 +24,8 @@ from headrace.models.registry.checksums import ByteProgress, hash_file
 from headrace.models.registry.progress import Progress, silent
 from headrace.runtime.errors import FetchError
 
-_CHUNK = 1 << 20
-_POLL_SECONDS = 0.1
+_CHUNK = 1 << 20  # bytes of a member that are copied at a time
+_POLL_SECONDS = 0.1  # between looks at pip's progress, which is drawn
 # pip ends when the pipe on its standard input closes, which happens however this process ends. SIGKILL goes to its
 # process group: pip is the leader of its own, and its children are in it.
 _PIP = (

@@ -1,8 +1,7 @@
 """Selection of the files to download from a hub repository, by name only.
 
 A safetensors repository gives weights, configs, tokenizer and templates; a GGUF repository gives one file, or all parts
-of a split one.
-Code (*.py) and pickles are never selected.
+of a split one. Code (*.py) and pickles are never selected. `fetch_hub` asks for the names and downloads the files.
 """
 
 import re
