@@ -87,18 +87,19 @@ def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = 
     part = text_part(checkpoint)
     config = decoder or _decoder(part.config)
 
+    mixtures = [layer.experts for layer in config.layers if layer.experts is not None]  # with equal names and counts
+    stacked = mixtures[0].stacked if mixtures else ""
     # Bytes of each module under the names of the table: of stacks, where experts are stored one by one or joined
     sizes: Counter[str] = Counter()
     for name, tensor in part.tensors.items():
-        stacks = stacks_of(name) or [_ONE_EXPERT.sub(".switch_mlp.", name)]
+        stacks = stacks_of(name) or [_ONE_EXPERT.sub(f".{stacked}.", name)]
         for stack in stacks:
             module, _, kind = stack.rpartition(".")
             if kind in ("weight", "scales", "biases", "bias"):
                 sizes[module] += tensor.nbytes // len(stacks)
     growth = _split_latents(sizes, config)
     tied = config.tied_embeddings or not sizes["lm_head"]
-    # Experts of a stack. All mixtures of a network have the same number of them.
-    count = next((layer.experts.count for layer in config.layers if layer.experts), 1)
+    count = mixtures[0].count if mixtures else 1  # experts of a stack
 
     def size_of(module: str, _tensor: Tensor) -> int:
         if _STACK.search(module):

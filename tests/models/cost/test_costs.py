@@ -158,6 +158,29 @@ def test_costs_from_headers_equal_those_of_the_loaded_model(tmp_path: Path, name
         assert [chunks.visible(entries) for entries in (1, 15, 16, 17, 40)] == [1, 15, 16, 1, 8]
 
 
+@pytest.mark.parametrize("name", ["afmoe", "klear", "olmoe"])
+def test_experts_that_are_stored_one_by_one_count_as_stacks(tmp_path: Path, name: str) -> None:
+    directory = mlx_lm_models.write_mlx_lm_model(tmp_path, mlx_lm_models.config_of(name))
+    stacks = checkpoint_cost(open_checkpoint(directory))
+    assert stacks is not None
+    arrays = mx.load(str(directory / "model.safetensors"))
+    assert isinstance(arrays, dict)
+    single = {}
+    for tensor, array in arrays.items():
+        at, _, projection = tensor.rpartition(".mlp.")
+        if array.ndim != 3 or not at:
+            single[tensor] = array
+            continue
+        stored = projection.partition(".")[2]
+        single |= {f"{at}.mlp.experts.{number}.{stored}": array[number] for number in range(array.shape[0])}
+    mx.eval(single)  # the file is written anew
+    mx.save_safetensors(str(directory / "model.safetensors"), single)
+    assert len(single) > len(arrays)
+    assert checkpoint_cost(open_checkpoint(directory)) == stacks
+    loaded = load_decoder(directory).cost
+    assert (loaded.weight_bytes, loaded.weight_flops) == (stacks.weight_bytes, stacks.weight_flops)
+
+
 @given(st.integers(0, 300), st.integers(1, 300), st.integers(1, 90))
 def test_flops_of_rows_in_chunks(past: int, rows: int, chunk: int) -> None:
     layer = LayerKV(1, 1, chunk, chunked=True)
