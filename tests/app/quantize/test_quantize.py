@@ -42,12 +42,12 @@ def _few_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def plain(tmp_path: Path) -> Path:
     """A model of one layer: six parts."""
-    return write_chat_model(tmp_path / "tiny", num_hidden_layers=1)
+    return write_chat_model(tmp_path / "tiny", num_hidden_layers=1, intermediate_size=64)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_chat_model(tmp_path_factory.mktemp("measured") / "tiny")
+    return write_chat_model(tmp_path_factory.mktemp("measured") / "tiny", num_hidden_layers=2)
 
 
 @pytest.fixture
