@@ -169,7 +169,8 @@ class _WholeWords(ShellComplete):
 class Zsh(_WholeWords, ZshComplete):
     """zsh, with or without compinit in ~/.zshrc."""
 
-    first, _, _rest = ZshComplete.source_template.partition("\n")  # `#compdef` has to stay the first line
+    # `#compdef` has to stay the first line of the script: the setup goes below it.
+    first, _, _rest = ZshComplete.source_template.partition("\n")
     source_template: ClassVar[str] = f"{first}\n{_ZSH_SETUP}{_rest}"
 
 

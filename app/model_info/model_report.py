@@ -166,10 +166,11 @@ def hub_document(source: HubId, usable: int | None = None) -> Document:
 
 
 def _shape_document(shape: StepShape, usable: int | None) -> Document:
+    _origin, _, stored_as = shape.source.partition(", ")  # as `shape_sources` words it: "GGUF headers, Q4_K"
     cached = min(MEMORY_CONTEXT, shape.context_length)
     return {
         "context": shape.context_length,
-        "quantization": shape.source.partition(", ")[2],
+        "quantization": stored_as,
         "parameters": shape.parameters,
         "weight_bytes": shape.resident_bytes,
         "kv_bytes_per_token": shape.cost.kv_bytes_per_token,
@@ -278,7 +279,7 @@ def quantization_document(checkpoint: Checkpoint) -> Document:
         elif part == "weight" and len(info.shape) > 1:
             formats.setdefault(module, info.dtype)
     counts = Counter(formats.values()).most_common()
-    usual = counts[0][0] if counts else None
+    usual = next((name for name, _ in counts), None)
     return {
         "formats": dict(counts),
         "differing": {module: name for module, name in formats.items() if name != usual},

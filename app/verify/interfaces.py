@@ -26,6 +26,7 @@ from headrace.runtime.engine.request import TokenLogprobs
 from headrace.runtime.errors import EngineError, UsageError
 
 _TOPICS = ("rivers", "mills", "bridges", "clouds", "glass", "bread", "trains", "bees")  # one request each, at most
+_CHECKS = 6  # of `_ways`: three interfaces, each alone and at once
 _WAIT_S = 3600.0  # for one answer
 Way = Callable[[], list[Trace]]
 
@@ -67,14 +68,14 @@ class Interfaces:
 
     def run(self, begin: Begin = lambda *_: None) -> Iterator[CheckResult]:
         """Run every check; `begin(number, of, name)` is called before each."""
-        begin(0, 6, "Python API")  # six checks: three interfaces, each alone and at once
+        begin(0, _CHECKS, "Python API")
         # Both answers of the API are made here, so that this process has freed the model before a command loads it.
         with load(self._path, **self._load_options) as model:
             by_api = self._by_api(model), self._by_api_at_once(model)
-        begin(0, 6, "run, alone")
+        begin(0, _CHECKS, "run, alone")
         expected = [self._by_run(prompt) for prompt in self._prompts]
         for number, ((name, how), serve) in enumerate(self._ways(by_api, expected), 1):
-            begin(number, 6, f"{name}, {how}")
+            begin(number, _CHECKS, f"{name}, {how}")
             pairs = enumerate(zip(expected, serve(), strict=True))
             compared = [compare(index, *pair) for index, pair in pairs]
             yield judged(self._expected, f"{name}, {how}", compared, self._tokenizer)

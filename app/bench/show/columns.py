@@ -24,6 +24,9 @@ from headrace.runtime.metrics.units import decimals, format_bytes, percent, spee
 
 ColumnCell = str | Text | float | None
 _BAR = 6  # cells of the bar of MBU
+# Shares of the bandwidth below which the bar is red and yellow: something else than memory takes most of the time.
+_POOR = 0.25
+_FAIR = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +95,9 @@ def _mbu_bar(entry: Result) -> Text:
     if value is None:
         return Text("")
     filled = max(0, min(_BAR, round(value * _BAR)))
-    if value > 1 or value < 0.25:
+    if value > 1 or value < _POOR:
         style = "red"
-    elif value < 0.5:
+    elif value < _FAIR:
         style = "yellow"
     else:
         style = "green"

@@ -19,7 +19,7 @@ class MlxLm:
     def __init__(self, directory: str) -> None:
         from mlx_lm import load
 
-        self._model, self._tokenizer = load(directory)[:2]
+        self._model, self._tokenizer, *_ = load(directory)
         self._tokenizer._eos_token_ids = {}  # as in its own benchmark: no early end
         self._draw = random.Random(1)
         self._vocabulary = len(self._tokenizer.get_vocab())
