@@ -28,7 +28,7 @@ def _short_convolution(fields: Fields) -> MixerConfig:
 
 
 def _inner_size(fields: Fields) -> int:
-    """Return the width of feed-forwards: as stated, or two thirds of that, rounded up to a multiple."""
+    """Return the width of feed-forwards: as stated, or two thirds of that times a factor, rounded up to a multiple."""
     size = fields.count("block_ff_dim")
     multiple = fields.count("block_multiple_of", default=256)
     if not fields.values.get("block_auto_adjust_ff_dim"):
