@@ -383,7 +383,7 @@ _REQUANTIZED = (
 
 
 class _Unpacking(NamedTuple):
-    """Rules by which blocks of a type become affine groups."""
+    """Conversion of a type's blocks to affine groups."""
 
     unpack: Callable[[Bytes], Unpacked]
     bits: int  # of a code

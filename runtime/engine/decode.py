@@ -78,7 +78,12 @@ def start(network: Network, kv: KVBackend, chunks: list[ScheduledChunk], before:
     """
     rows = [
         PassRow(
-            chunk.sequence.kv, chunk.count, chunk.phase, chunk.output, chunk.rows if chunk.chooses else 0, chunk.drafts
+            chunk.sequence.kv,
+            chunk.count,
+            chunk.phase,
+            output=chunk.output,
+            logits=chunk.rows if chunk.chooses else 0,
+            hidden=chunk.drafts,
         )
         for chunk in chunks
     ]

@@ -1,8 +1,8 @@
 """N-gram draft tokens (prompt lookup and suffix decoding): the continuation of earlier matches of a sequence's end.
 
-Matches come from the sequence itself, and long ones from recent answers of other sequences. The token that
-most of them continue with is drafted first, longer matches weighing more, and then what follows the longest of these
-matches. While draft tokens are accepted, the match is followed without a search.
+Matches come from the sequence itself, and long ones from recent answers of other sequences. The token that most of them
+continue with is drafted first, longer matches weighing more, and then what follows the longest of these matches. While
+draft tokens are accepted, the match is followed without a search.
 
 At the end of a long match a token may just have been replaced, as in a text repeated with changes. Until another match
 is found, the draft resumes after that token, once.

@@ -7,6 +7,9 @@ that constrain nothing are left out. The rest is written so that llguidance cann
 - An object has the properties that are named, unless the schema says otherwise: models without an end in sight write
   keys for ever. (Such an answer fits the open schema as well.)
 - Other keys come by a pattern: by its own rule for them, `"\\u0061"` is another key than `"a"`.
+
+`Grammars` and `app.answer.options` ask for it. tests/models/text/structured/test_schema_check.py validates answers by
+the given schema.
 """
 
 import json
