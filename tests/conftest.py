@@ -63,8 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection(session: pytest.Session) -> None:
     """Import the test files of the whole suite, in each process in another order.
 
-    Compiling all files, in a new clone, takes three times as long as importing them: one process reads what another has
-    compiled. pytest then collects the imported modules, in the same order in each process.
+    In a new clone all files have to be compiled, which takes longer than importing them: one process reads what another
+    has compiled. pytest then collects the imported modules, in the same order in each process.
     """
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is None or session.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
