@@ -232,9 +232,19 @@ def _write_side_files(
     _write_json(target / "config.json", config)
 
 
+# Templates of llama.cpp that some files have by their names alone
+_BUILT_IN = {
+    "rwkv-world": (
+        "{% for message in messages %}{{ message['role'] | capitalize + ': ' + message['content'] | trim + '\n\n' }}"
+        "{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
+    )
+}
+
+
 def _write_templates(metadata: Metadata, target: Path) -> None:
     """Write the chat template, and those with a name, such as `tool_use`, into the folder that transformers reads."""
     if (template := metadata.optional_text("tokenizer.chat_template")) is not None:
+        template = _BUILT_IN.get(template, template)
         (target / "chat_template.jinja").write_text(template, encoding="utf-8", newline="")
     for key in metadata.keys_below("tokenizer.chat_template."):
         name = key.rpartition(".")[2]

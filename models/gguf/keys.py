@@ -113,6 +113,10 @@ KEYS = {
     "mamba_num_heads": _STEP_RANK,
     "num_heads": _STEP_RANK,
     "time_step_rank": _STEP_RANK,
+    "decay_low_rank_dim": Key("attention.decay_lora_rank", maximum=HEADS),
+    "a_low_rank_dim": Key("attention.iclr_lora_rank", maximum=HEADS),
+    "gate_low_rank_dim": Key("attention.gate_lora_rank", maximum=HEADS),
+    "v_low_rank_dim": Key("attention.value_residual_mix_lora_rank", maximum=HEADS),
     "full_attention_interval": Key("full_attention_interval", default=4),
     # Factors
     "attention_multiplier": Key("attention.scale", "positive"),

@@ -1,9 +1,12 @@
 """Conversion of a GGUF vocabulary to a Hugging Face tokenizer and its `tokenizer_config.json`.
 
-Three kinds: byte-level BPE ("gpt2"), SentencePiece BPE with scores and byte fallback ("llama", Gemma's, too), and BPE
-of characters with merges and byte fallback (Gemma 4, Sarvam). All give llama.cpp's token ids, except that merges never
-produce a control token, so that plain text cannot become one.
+Four kinds: byte-level BPE ("gpt2"), SentencePiece BPE with scores and byte fallback ("llama", Gemma's, too), BPE of
+characters with merges and byte fallback (Gemma 4, Sarvam), and the longest token at each place ("rwkv"). All give
+llama.cpp's token ids, except that plain text never becomes a control token.
 """
+
+import re
+from dataclasses import replace
 
 import msgspec
 from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
@@ -13,7 +16,9 @@ from tokenizers.processors import TemplateProcessing
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.pretokenizers import PreTokenizer, pre_tokenizer
 from headrace.models.gguf.vocabulary import SpecialIds, read_special_ids
+from headrace.models.text.longest_match import longest_match, spelled
 from headrace.models.text.vocabulary import (
+    NORMAL,
     SPECIAL,
     USER_DEFINED,
     Vocabulary,
@@ -24,6 +29,9 @@ from headrace.models.text.vocabulary import (
 )
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
+# "\xe4": its digits; "\n" and others: the character
+_ESCAPE = re.compile(rb"\\(?:x([0-9a-f]{2})|(.))", re.DOTALL)
+_ESCAPED = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
 _OF_CHARACTERS = ("gemma4", "sarvam-moe")  # pre-tokenizers of BPE over characters
 
 
@@ -46,13 +54,39 @@ def build_tokenizer(metadata: Metadata, vocabulary: Vocabulary) -> tuple[bytes, 
         prefix = metadata.flag("tokenizer.ggml.add_space_prefix", True)
         rules = _sentencepiece(_unknown(vocabulary, special), prefix)
         merges = merges_by_score(vocabulary, metadata.numbers("tokenizer.ggml.scores", len(vocabulary.tokens)))
+    elif model == "rwkv":
+        vocabulary = _unescaped_tokens(vocabulary)
+        special = read_special_ids(metadata, vocabulary, add_bos=False, is_spm=False)
+        rules = longest_match(vocabulary.tokens[index] for index in vocabulary.ids_of(NORMAL))
+        merges = [], []
     else:
         raise UnsupportedModelError(
             f"the tokenizer {model!r} is not supported",
-            hint="look for an MLX or safetensors version of this model" if model in ("rwkv", "plamo2") else None,
+            hint="look for an MLX or safetensors version of this model" if model == "plamo2" else None,
         )
     _wrap(rules, vocabulary, special)
     return _document(rules, vocabulary, merges), special
+
+
+def _unescaped_tokens(vocabulary: Vocabulary) -> Vocabulary:
+    """Return a vocabulary whose tokens of text are spelled as byte-level ones. Raises CheckpointError.
+
+    The file has them as Python writes byte strings: `\\n`, `\\xe4`.
+    """
+    tokens = [
+        spelled(_ESCAPE.sub(_byte, token.encode())) if kind == NORMAL else token
+        for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True)
+    ]
+    if len(set(tokens)) != len(tokens):
+        raise CheckpointError("two tokens of the vocabulary have the same bytes")
+    return replace(vocabulary, tokens=tokens)
+
+
+def _byte(match: re.Match[bytes]) -> bytes:
+    """Return the byte that an escape stands for."""
+    if match[1]:
+        return bytes([int(match[1], 16)])
+    return _ESCAPED.get(match[2], match[2])
 
 
 def _unknown(vocabulary: Vocabulary, special: SpecialIds) -> str | None:

@@ -1,7 +1,7 @@
 """Tokenizers from formats other than tokenizer.json, built in memory at each start.
 
-`Tokenizer.load` calls it for a directory without a tokenizer.json: `ranked_bytes` and `sentencepiece_model` read the
-files.
+`Tokenizer.load` calls it for a directory without a tokenizer.json: `ranked_bytes`, `longest_match` and
+`sentencepiece_model` read the files.
 """
 
 from collections.abc import Mapping
@@ -21,6 +21,7 @@ def read_other_format(directory: Path, config: Mapping[str, object]) -> tuple["T
 
     Raises UnsupportedModelError if there is no supported file, CheckpointError for a broken one.
     """
+    from headrace.models.text.longest_match import read_world
     from headrace.models.text.ranked_bytes import is_tiktoken, read_tekken, read_tiktoken
     from headrace.models.text.sentencepiece_model import read_sentencepiece
 
@@ -29,12 +30,15 @@ def read_other_format(directory: Path, config: Mapping[str, object]) -> tuple["T
         if file.is_file():
             usual = {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True}
             return read_tekken(file), usual | without_nulls(config)
+        worlds = sorted(directory.glob("rwkv_vocab_*.txt"))
+        if worlds:
+            return read_world(worlds[-1], _added(directory, config)), without_nulls(config)
         models = [directory / "tokenizer.model", *sorted(directory.glob("*.tiktoken")), directory / "tiktoken.model"]
         file = next((file for file in models if file.is_file()), directory)
         if file is directory:
             raise UnsupportedModelError(
                 f"no tokenizer.json in {directory}",
-                hint="nor a tokenizer.model, a tekken.json or a tiktoken file: fetch the whole repository",
+                hint="nor a tokenizer.model, a tekken.json, a tiktoken or RWKV vocabulary: fetch the whole repository",
             )
         if is_tiktoken(file):  # a tokenizer.model may be one, too
             ends: dict[str, object] = {}

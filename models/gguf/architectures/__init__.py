@@ -1,22 +1,32 @@
 """Table of the convertible GGUF architectures, a file for each kind of layers.
 
 blocks      tensors that many share
-dense, layer_norms, deci, openelm, mixtures, gemma, delta, lfm2, mamba      rows
+dense, layer_norms, deci, openelm, mixtures, gemma, delta, lfm2, mamba, rwkv      rows
 """
 
 from headrace.models.gguf.architecture import GGUFArchitecture
-from headrace.models.gguf.architectures import deci, delta, dense, gemma, layer_norms, lfm2, mamba, mixtures, openelm
+from headrace.models.gguf.architectures import (
+    deci,
+    delta,
+    dense,
+    gemma,
+    layer_norms,
+    lfm2,
+    mamba,
+    mixtures,
+    openelm,
+    rwkv,
+)
 from headrace.models.gguf.keys import has_experts
 from headrace.models.gguf.metadata import Metadata
 from headrace.runtime.errors import UnsupportedModelError
 
-_FILES = (dense, layer_norms, deci, openelm, mixtures, gemma, delta, lfm2, mamba)
+_FILES = (dense, layer_norms, deci, openelm, mixtures, gemma, delta, lfm2, mamba, rwkv)
 ARCHITECTURES: dict[str, GGUFArchitecture] = {name: row for file in _FILES for name, row in file.ROWS.items()}
 
 # Reasons why a known architecture has no row
 _BEST_SCORES = "its tokenizer chooses the tokens with the best sum of scores, which no tokenizer here does"
 _MISSING = {
-    "rwkv7": "its tokenizer takes the longest token at each place, which no tokenizer here does",
     **dict.fromkeys(("plamo2", "plamo3"), _BEST_SCORES),
     "talkie": "its file states the factors of heads in another form than the class that runs its safetensors",
 }

@@ -13,6 +13,7 @@ from typing import Any
 import gguf
 import numpy as np
 
+from headrace.models.text.detokenizer import byte_alphabet
 from headrace.models.text.vocabulary import Vocabulary, merges_by_score
 
 HERE = Path(__file__).parent
@@ -30,6 +31,22 @@ def _of_characters() -> dict[str, list[Any]]:
 
 
 VOCABULARIES["characters"] = _of_characters()
+
+
+def _of_bytes() -> dict[str, list[Any]]:
+    """The byte-level vocabulary as llama.cpp's converter writes RWKV's, with parts of characters as tokens."""
+    stored = VOCABULARIES["byte_level"]
+    alphabet = byte_alphabet()
+    tokens = [
+        repr(bytes(alphabet[char] for char in token))[2:-1] if kind == 1 else token
+        for token, kind in zip(stored["tokens"], stored["types"], strict=True)
+    ]
+    parts = [repr(part)[2:-1] for part in (b"\xe2\x80", b" \xe2\x80", b"\n\xe6")]
+    parts = [part for part in parts if part not in tokens]
+    return {"tokens": [*tokens, *parts], "types": [*stored["types"], *[1] * len(parts)]}
+
+
+VOCABULARIES["rwkv"] = _of_bytes()
 
 Weights = dict[str, np.ndarray]
 _PERMUTED = ("llama", "internlm2", "smollm3", "granite", "granitemoe", "minicpm", "mistral3")  # rows of Q and K
@@ -388,7 +405,11 @@ def add_vocabulary(writer: gguf.GGUFWriter, name: str, *, pre: str = "smollm", s
     vocabulary = VOCABULARIES[name]
     writer.add_token_list(vocabulary["tokens"])
     writer.add_token_types(vocabulary["types"])
-    if "merges" in vocabulary:
+    if name == "rwkv":
+        writer.add_tokenizer_model("rwkv")
+        writer.add_bos_token_id(0)
+        writer.add_eos_token_id(0)
+    elif "merges" in vocabulary:
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre(pre)
         writer.add_token_merges(vocabulary["merges"])

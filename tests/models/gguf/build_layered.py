@@ -75,6 +75,21 @@ def _mamba(heads: int = 4, head: int = 32, groups: int = 1, state: int = 16, nor
     }  # fmt: skip
 
 
+def _rwkv(value_rank: int = 32) -> Shapes:
+    """Tensors of an RWKV-7 layer; the first has those of shared values, too, which no model reads."""
+    square = (HIDDEN, HIDDEN)
+    ranks = {"w": 16, "a": 16, "v": value_rank, "g": 48}
+    found = _biased(_norms("attn_norm", "attn_norm_2", "time_mix_ln"), "attn_norm", "attn_norm_2", "time_mix_ln")
+    found |= {f"time_mix_{name}.weight": (HIDDEN,) for name in ("w0", "a0", "v0", "k_k", "k_a", "r_k")}
+    found |= {f"time_mix_{name}.weight": square for name in ("receptance", "key", "value", "output")}
+    for letter, rank in ranks.items():
+        found |= {f"time_mix_{letter}1.weight": (rank, HIDDEN), f"time_mix_{letter}2.weight": (HIDDEN, rank)}
+    return {
+        **found, "time_mix_lerp_fused.weight": (6, 1, 1, HIDDEN), "channel_mix_lerp_k.weight": (1, 1, HIDDEN),
+        "channel_mix_key.weight": (INNER, HIDDEN), "channel_mix_value.weight": (HIDDEN, INNER),
+    }  # fmt: skip
+
+
 def _layers(
     *layers: Shapes, tied: bool = False, norm: str = "output_norm.weight", **outside: tuple[int, ...]
 ) -> Shapes:
@@ -392,6 +407,18 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
             "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.inner_size": 128,
         },
         _layers(*({**_norms("attn_norm"), **_mamba(groups=2)},) * 2),
+    ),
+    "rwkv7": (
+        "rwkv7",
+        {
+            "attention.head_count": 0, "feed_forward_length": INNER, **_EPSILON, "wkv.head_size": 32,
+            "attention.decay_lora_rank": 16, "attention.iclr_lora_rank": 16,
+            "attention.value_residual_mix_lora_rank": 32, "attention.gate_lora_rank": 48,
+        },
+        _layers(
+            _rwkv(value_rank=16), _rwkv(), _rwkv(), output_norm__bias=(HIDDEN,), token_embd_norm__weight=(HIDDEN,),
+            token_embd_norm__bias=(HIDDEN,),
+        ),
     ),
     "jamba": (
         "jamba", {**_JAMBA_KEYS, "attention.head_count_kv": [0, 2, 0], "expert_count": 1, "expert_used_count": 1},
@@ -952,7 +979,7 @@ def write_layered(path: Path, variant: str, *, matrices: str = "F32", tensors: W
     writer = layered_header(path, variant)
     rng = np.random.default_rng(1)
     for name, values in (tensors_of(variant) if tensors is None else tensors).items():
-        routed = "ffn_gate_inp" in name or "conv" in name or "ssm_norm" in name
+        routed = any(part in name for part in ("ffn_gate_inp", "conv", "ssm_norm", "_lerp_"))
         block = 1 if matrices == "F32" else gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[matrices]][0]
         if values.ndim == 1 or matrices == "F32" or routed or values.shape[-1] % block or name.endswith("ssm_a"):
             writer.add_tensor(name, np.ascontiguousarray(values))

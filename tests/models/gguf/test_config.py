@@ -200,7 +200,6 @@ def test_llama_3_parameters_are_recovered_from_the_factors(factor: float, high: 
     ("changes", "message"),
     [
         ({"arch": "klingon"}, "architecture 'klingon' is not supported$"),
-        ({"arch": "rwkv7"}, "architecture 'rwkv7' is not supported: its tokenizer takes the longest"),
         ({"arch": "plamo3"}, "architecture 'plamo3' is not supported: its tokenizer chooses"),
         ({"arch": "talkie"}, "architecture 'talkie' is not supported: its file states"),
         ({"arch": "qwen2", "expert_count": 8}, "expert_count = 8 is not supported"),

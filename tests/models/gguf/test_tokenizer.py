@@ -1,5 +1,6 @@
 """Converted tokenizers, against llama.cpp's recorded token ids."""
 
+import ast
 import json
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,14 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from headrace.models.gguf.convert import _write_templates
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.pretokenizers import _BY_NAME, _SAME_AS
 from headrace.models.gguf.tokenizer import build_tokenizer, tokenizer_config
 from headrace.models.gguf.vocabulary import SpecialIds, read_vocabulary
+from headrace.models.text.chat_template import ChatTemplate, read_sources
 from headrace.models.text.control_tokens import TURN_ENDS
+from headrace.models.text.vocabulary import USER_DEFINED
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from tests.models.gguf.build import HERE, VOCABULARIES
 from tests.support.corpus import NASTY
@@ -30,7 +34,9 @@ def metadata(vocabulary: str, **changes: Any) -> Metadata:
     """The tokenizer metadata of a frozen vocabulary; `changes` are keys without `tokenizer.ggml.`, None removes."""
     stored = VOCABULARIES[vocabulary]
     values: dict[str, Any] = {"tokens": stored["tokens"], "token_type": stored["types"]}
-    if "merges" in stored:
+    if vocabulary == "rwkv":
+        values |= {"model": "rwkv", "bos_token_id": 0, "eos_token_id": 0}
+    elif "merges" in stored:
         bos = int(vocabulary == "characters")
         values |= {"model": "gpt2", "pre": "smollm", "merges": stored["merges"], "bos_token_id": bos}
         values |= {"eos_token_id": bos + 1}
@@ -73,6 +79,41 @@ def differences(tokenizer: Tokenizer, case: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("case", CASES)
 def test_token_ids_are_llama_cpps(case: str) -> None:
     assert differences(of_case(case), case) == []
+
+
+def test_an_rwkv_vocabulary_gives_the_longest_token_at_each_place() -> None:
+    tokenizer, special = build("rwkv", eot_token_id=4)
+    stored = VOCABULARIES["rwkv"]
+    kinds = zip(stored["tokens"], stored["types"], strict=True)
+    ids = {
+        ast.literal_eval(f"b'{text}'" if "'" not in text else f'b"{text}"'): i
+        for i, (text, kind) in enumerate(kinds)
+        if kind == 1
+    }
+    longest = max(map(len, ids))
+    added = [token for token, kind in zip(stored["tokens"], stored["types"], strict=True) if kind == USER_DEFINED]
+    for text in (text for text in NASTY if not any(token in text for token in added)):
+        data = text.encode()
+        wanted = []
+        while data:
+            size = max(size for size in range(1, longest + 1) if data[:size] in ids)
+            wanted.append(ids[data[:size]])
+            data = data[size:]
+        tokenizer.encode_special_tokens = True
+        assert tokenizer.encode(text).ids == wanted, text
+        assert tokenizer.decode(wanted) == text
+    assert special.ends[:2] == [0, 4]
+    with pytest.raises(CheckpointError, match="some bytes are no tokens"):
+        build("rwkv", tokens=stored["tokens"][:50], token_type=stored["types"][:50])
+    with pytest.raises(CheckpointError, match="the same bytes"):
+        build("rwkv", tokens=[*stored["tokens"], r"\x61"], token_type=[*stored["types"], 1])
+
+
+def test_a_template_of_llama_cpp_is_known_by_its_name(tmp_path: Path) -> None:
+    named = {"general.architecture": "rwkv7", "tokenizer.chat_template": "rwkv-world"}
+    _write_templates(Metadata(named), tmp_path)
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " hi "}]
+    assert ChatTemplate(read_sources(tmp_path, {})).render(turns) == "System: Be brief.\n\nUser: hi\n\nAssistant:"
 
 
 def test_every_pre_tokenizer_has_recorded_answers_that_tell_it_from_the_others() -> None:

@@ -98,6 +98,77 @@ def test_a_tiktoken_tokenizer_has_the_ids_of_its_merges(tmp_path: Path, file: st
     assert tokenizer.encode("<|im_end|>", special=True) == [end]
 
 
+WORLD = {token: i for i, token in enumerate([*RANKS, b"\xe2\x80", b" \xe4", b"\n\xe6", b"it's", b'"\\'], start=1)}
+
+
+def world(directory: Path) -> Path:
+    """Write a vocabulary as RWKV's."""
+    lines = []
+    for token, index in WORLD.items():
+        try:
+            literal = repr(token.decode())
+        except UnicodeDecodeError:
+            literal = repr(token)
+        lines.append(f"{index} {literal} {len(token)}")
+    (directory / "rwkv_vocab_v20230424.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return directory
+
+
+def longest(text: str) -> list[int]:
+    """Return the ids by definition: the longest token at each place."""
+    data = text.encode()
+    ids = []
+    while data:
+        size = max(size for size in range(1, 1 + max(map(len, WORLD))) if data[:size] in WORLD)
+        ids.append(WORLD[data[:size]])
+        data = data[size:]
+    return ids
+
+
+def test_an_rwkv_vocabulary_gives_the_longest_token_at_each_place(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(world(tmp_path))
+    for text in (*TEXTS, "it's \u201cso\u201d \u4f60 \n\u6211 '\"\\"):
+        whole = text.encode("utf-8", "replace").decode()
+        assert tokenizer.encode(text) == longest(whole), text
+        assert tokenizer.decode(tokenizer.encode(text)) == whole
+    assert tokenizer.encode("<|rwkv_tokenizer_end_of_text|>", special=True) == [0]
+    assert tokenizer.encode("<|rwkv_tokenizer_end_of_text|>") == longest("<|rwkv_tokenizer_end_of_text|>")
+    assert tokenizer.vocab_size == len(WORLD) + 1
+    config = {"added_tokens_decoder": {"0": {"content": "<end>"}, "400": {"content": "<x>"}}, "eos_token": "<end>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    named = Tokenizer.load(tmp_path)
+    assert named.encode("<end><x>", special=True) == [0, 400]
+    assert named.eos_ids == {0}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("300 'ab' 3", "has 2 bytes"),
+        ("300 ab 2", "is no token"),
+        ("300 '\\x' 1", "is no text"),
+        ("300 [1] 1", "is no token"),
+        ("1 'a new one' 9", "same text or number"),
+        (f"300 {'x' * 300!r} 300", "300 bytes"),
+        ("0 'a new one' 9", "the number of another"),
+    ],
+)
+def test_broken_rwkv_vocabularies_are_refused(tmp_path: Path, line: str, message: str) -> None:
+    file = world(tmp_path) / "rwkv_vocab_v20230424.txt"
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write(line + "\n")
+    with pytest.raises(CheckpointError, match=message):
+        Tokenizer.load(tmp_path)
+
+
+def test_an_rwkv_vocabulary_without_a_byte_is_refused(tmp_path: Path) -> None:
+    file = world(tmp_path) / "rwkv_vocab_v20230424.txt"
+    lines = file.read_text(encoding="utf-8").splitlines()
+    file.write_text("\n".join(line for line in lines if repr(b"\xff") not in line), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="some bytes are no tokens"):
+        Tokenizer.load(tmp_path)
+
+
 @pytest.fixture(scope="module", params=["bpe", "unigram"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("sentencepiece")
