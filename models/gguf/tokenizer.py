@@ -6,6 +6,7 @@ llama.cpp's token ids, except that plain text never becomes a control token.
 """
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import msgspec
@@ -58,7 +59,7 @@ def build_tokenizer(metadata: Metadata, vocabulary: Vocabulary) -> tuple[bytes, 
         vocabulary = _unescaped_tokens(vocabulary)
         special = read_special_ids(metadata, vocabulary, add_bos=False, is_spm=False)
         rules = longest_match(vocabulary.tokens[index] for index in vocabulary.ids_of(NORMAL))
-        merges = [], []
+        merges = iter(())  # the longest token at each place is taken
     else:
         raise UnsupportedModelError(
             f"the tokenizer {model!r} is not supported",
@@ -94,18 +95,17 @@ def _unknown(vocabulary: Vocabulary, special: SpecialIds) -> str | None:
     return None if special.unknown is None else vocabulary.tokens[special.unknown]
 
 
-def _document(rules: Tokenizer, vocabulary: Vocabulary, merges: tuple[list[str], list[str]]) -> bytes:
+def _document(rules: Tokenizer, vocabulary: Vocabulary, merges: Iterable[tuple[str, str]]) -> bytes:
     """Return tokenizer.json with the tokens and merges in place of none.
 
     They do not pass through the library, which takes seconds to read and write them. Merges are texts "left right",
-    which load faster than pairs, unless a piece contains a space.
+    which load faster than pairs, unless a token contains a space.
     """
     document = msgspec.json.decode(rules.to_str())
     model = document["model"]
     model["vocab"] = vocabulary.ids()
-    texts = [f"{left} {right}" for left, right in zip(*merges, strict=True)]
-    has_spaces = "".join(texts).count(" ") > len(texts)
-    model["merges"] = list(zip(*merges, strict=True)) if has_spaces else texts
+    has_spaces = any(" " in token for token in vocabulary.tokens)
+    model["merges"] = list(merges) if has_spaces else [f"{left} {right}" for left, right in merges]
     special = set(vocabulary.ids_of(*SPECIAL))
     document["added_tokens"] = [
         {
@@ -166,12 +166,10 @@ def _sentencepiece(unknown: str | None, prefix: bool) -> Tokenizer:
     return tokenizer
 
 
-def _stated_merges(metadata: Metadata, vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
-    """Return the left and right parts of the merges, except those that make a control token."""
+def _stated_merges(metadata: Metadata, vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
+    """Yield the left and right parts of the merges, except those that make a control token."""
     tokens = set(vocabulary.tokens)
     control = {vocabulary.tokens[index] for index in vocabulary.ids_of(*SPECIAL)}
-    lefts = []
-    rights = []
     for text in metadata.texts("tokenizer.ggml.merges"):
         # The separator is the first space after the first character: byte-level texts contain no other.
         cut = text.find(" ", 1)
@@ -180,9 +178,7 @@ def _stated_merges(metadata: Metadata, vocabulary: Vocabulary) -> tuple[list[str
         if cut < 0 or left not in tokens or right not in tokens or left + right not in tokens:
             raise CheckpointError(f"the merge {text[:40]!r} names a token that is not in the vocabulary")
         if left + right not in control:
-            lefts.append(left)
-            rights.append(right)
-    return lefts, rights
+            yield left, right
 
 
 def _wrap(tokenizer: Tokenizer, vocabulary: Vocabulary, special: SpecialIds) -> None:

@@ -3,7 +3,7 @@
 SentencePiece merges the neighbours whose union has the best score, which equals merges ranked by score.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,13 +23,13 @@ UNUSED = 5
 BYTE = 6
 SPECIAL = (CONTROL, UNKNOWN)  # kinds that match on request only
 SPACE_MARK = "\u2581"  # SentencePiece's space
-_HASH_BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
+_UNMERGED = (CONTROL, UNKNOWN, USER_DEFINED, UNUSED, BYTE)  # kinds that merges neither make nor take
 # Of a token's id and of its rank by score: three fit a number. `gguf.header` and `sentencepiece_model` refuse the files
 # of larger vocabularies.
 _ID_BITS = 21
-_PLACE_BITS = 23  # of a place in the joined text of all tokens
+_CODE_BITS = 21  # of a character
 # The limit for all tokens together. Each character needs 100 bytes; Gemma's tokens have 1.4 million
-_MAX_CHARACTERS = 1 << _PLACE_BITS
+_MAX_CHARACTERS = 1 << 23
 
 Places = npt.NDArray[np.int64]
 """Positions in a text, or in an array."""
@@ -55,8 +55,8 @@ def sentencepiece_bpe(
     vocabulary: Vocabulary, scores: Sequence[float], *, unknown: str | None, prefix: bool
 ) -> Tokenizer:
     """Return the tokenizer without its added tokens. prefix: add a space at the beginning of every text."""
-    merges = zip(*merges_by_score(vocabulary, scores), strict=True)
-    tokenizer = Tokenizer(character_bpe(unknown, vocab=vocabulary.ids(), merges=list(merges)))
+    merges = list(merges_by_score(vocabulary, scores))
+    tokenizer = Tokenizer(character_bpe(unknown, vocab=vocabulary.ids(), merges=merges))
     mark_spaces(tokenizer, prefix=prefix)
     spell_spaces(tokenizer, prefix=prefix)
     return tokenizer
@@ -92,86 +92,62 @@ def add_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     tokenizer.add_tokens(added((USER_DEFINED,), False))
 
 
-def merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> tuple[list[str], list[str]]:
+def merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> Iterator[tuple[str, str]]:
     """Return every split of a token into two others, best token first, for tokens that plain text may contain.
 
-    All tokens stand one after another in one text, and its parts are looked up by their hashes: a vocabulary of 256,000
-    tokens has more than a million splits. The left parts and the right parts are two lists: half a million pairs would
-    keep the garbage collection busy.
+    A vocabulary of 256,000 tokens has half a million splits: as many pairs at once would keep the garbage collection
+    busy, so they are made one by one.
     Raises CheckpointError for a vocabulary beyond any in use.
     """
-    # The tokens that may be merged, their places in the text of all, and their hashes in order.
+    # The tokens that may be merged, and their places in the text of all, one after another.
     tokens = vocabulary.tokens
-    barred = set(vocabulary.ids_of(CONTROL, UNKNOWN, USER_DEFINED, UNUSED, BYTE))
-    ids = np.array([index for index in range(len(tokens)) if index not in barred], np.int64)
+    kinds = vocabulary.kinds
+    ids = np.array([index for index, text in enumerate(tokens) if text and kinds[index] not in _UNMERGED], np.int64)
     usable = [tokens[index] for index in ids.tolist()]
-    lengths = np.array([len(token) for token in usable], np.int64)
+    lengths = np.fromiter(map(len, usable), np.int64, len(usable))
     if lengths.sum() > _MAX_CHARACTERS:
         raise CheckpointError(f"the tokens of the vocabulary have {lengths.sum()} characters")
-    text = _HashedText("".join(usable))
+    codes = np.frombuffer("".join(usable).encode("utf-32-le"), "<u4").astype(np.int64)
     ends = np.cumsum(lengths)
     starts = ends - lengths
-    hashes = text.hashes(starts, ends)
-    by_hash = np.argsort(hashes)
-    sorted_hashes = hashes[by_hash]
 
-    def find(first: Places, last: Places) -> Places:
-        """Return the index in `ids` of the token that each part of the text may be, -1 for none."""
-        wanted = text.hashes(first, last)
-        # A search in order reads each part of the memory once. Numbers of a hash's high bits and a place sort faster
-        # than an argsort.
-        low = np.uint64((1 << _PLACE_BITS) - 1)
-        order = np.sort(wanted & ~low | np.arange(len(wanted), dtype=np.uint64)) & low
-        at = np.empty(len(wanted), np.int64)
-        at[order] = np.searchsorted(sorted_hashes, wanted[order])
-        at = np.minimum(at, len(sorted_hashes) - 1)
-        return np.where(sorted_hashes[at] == wanted, by_hash[at], -1)
-
-    # Every place within a token where it can be cut in two, and the tokens that both parts are, if they are any.
-    whole = np.repeat(np.arange(len(ids)), lengths)
-    cuts = np.arange(len(whole))
-    is_inside = cuts != starts[whole]
-    cuts = cuts[is_inside]
-    whole = whole[is_inside]
-    right = find(cuts, ends[whole])
-    left = np.full(len(cuts), -1)
-    left[right >= 0] = find(starts[whole][right >= 0], cuts[right >= 0])
-    is_merge = left >= 0
+    # The tokens that each token's beginnings and endings are. It can be cut after a character up to which it is one,
+    # if it is one again from the next character on.
+    beginning = _tokens_along(codes, starts, lengths, step=1)
+    beginning[ends - 1] = -1  # the whole token: nothing is left for the right part
+    ending = _tokens_along(codes, ends - 1, lengths, step=-1)
+    cuts = np.flatnonzero((beginning[:-1] >= 0) & (ending[1:] >= 0))
+    left = ids[beginning[cuts]]
+    right = ids[ending[cuts + 1]]
 
     # One number for each merge, which sorts faster than three: rank by score, left, right.
-    rank = np.unique(-np.asarray(scores, np.float64)[ids], return_inverse=True)[1][whole[is_merge]]
-    keys = (rank << 2 * _ID_BITS) | (ids[left[is_merge]] << _ID_BITS) | ids[right[is_merge]]
-    order = np.argsort(keys)
+    rank = np.unique(-np.asarray(scores, np.float64)[ids], return_inverse=True)[1]
+    keys = np.repeat(rank, lengths)[cuts] << 2 * _ID_BITS | left << _ID_BITS | right
+    keys.sort()
     mask = (1 << _ID_BITS) - 1
-    texts = np.array(tokens, object)
-    lefts = texts[keys[order] >> _ID_BITS & mask]
-    rights = texts[keys[order] & mask]
-    # Different texts may have the same hash
-    is_equal = np.asarray(lefts + rights == texts[ids[whole[is_merge]][order]], bool)
-    return lefts[is_equal].tolist(), rights[is_equal].tolist()
+    left_ids = (keys >> _ID_BITS & mask).tolist()
+    right_ids = (keys & mask).tolist()
+    return zip(map(tokens.__getitem__, left_ids), map(tokens.__getitem__, right_ids), strict=True)
 
 
-class _HashedText:
-    """Hashes of parts of a text: sums of characters times powers of a base, modulo 2^64.
+def _tokens_along(codes: Places, first: Places, lengths: Places, *, step: int) -> Places:
+    """Return, for each character of a text of tokens, which token the part of its own token up to there is; -1: none.
 
-    A part's sum is the difference of two sums from the text's beginning. Its powers are those of its place, which the
-    inverse of the base takes away: the same characters have the same hash everywhere.
+    codes: the text's characters. first: the place where each token begins, or with step -1 its last character, from
+    where the parts grow to the left. lengths: of the tokens.
     """
-
-    def __init__(self, text: str) -> None:
-        codes = np.frombuffer(text.encode("utf-32-le"), "<u4").astype(np.uint64)
-        powers = _powers(_HASH_BASE, len(codes))
-        self._inverses = _powers(pow(_HASH_BASE, -1, 1 << 64), len(codes) + 1)
-        self._sums = np.zeros(len(codes) + 1, np.uint64)
-        np.cumsum((codes + np.uint64(1)) * powers, out=self._sums[1:])
-
-    def hashes(self, starts: Places, ends: Places) -> npt.NDArray[np.uint64]:
-        """Return the hash of each part."""
-        return (self._sums[ends] - self._sums[starts]) * self._inverses[starts]
-
-
-def _powers(base: int, count: int) -> npt.NDArray[np.uint64]:
-    """Return the powers 0, 1, ... of a base, modulo 2^64."""
-    factors = np.full(count, base, np.uint64)
-    factors[:1] = 1
-    return np.cumprod(factors)
+    found = np.full(len(codes), -1)
+    longer = np.flatnonzero(lengths)  # the tokens of at least `length` characters
+    part = np.zeros(len(longer), np.int64)  # a number for the part of each of them so far, the same for equal parts
+    length = 1
+    while len(longer):
+        places = first[longer] + step * (length - 1)
+        part = np.unique(part << _CODE_BITS | codes[places], return_inverse=True)[1]
+        is_whole = lengths[longer] == length
+        token_of = np.full(len(longer), -1)
+        token_of[part[is_whole]] = longer[is_whole]
+        found[places] = token_of[part]
+        longer = longer[~is_whole]
+        part = part[~is_whole]
+        length += 1
+    return found

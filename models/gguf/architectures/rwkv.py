@@ -30,8 +30,10 @@ _LAYER = {
     **{f"share_{letter}": TensorRule("attn", "6 1 1 hidden", f"x_{letter}", index=i, source=_FUSED_SHARES, plain=True)
        for i, letter in enumerate(_SHARES)},
     **{f"time_mix_{name}": TensorRule("attn", "hidden", name, stored="heads head") for name in ("k_k", "k_a", "r_k")},
-    "time_mix_receptance": TensorRule("attn.r_proj", "hidden hidden"), "time_mix_key": TensorRule("attn.k_proj", "hidden hidden"),
-    "time_mix_value": TensorRule("attn.v_proj", "hidden hidden"), "time_mix_output": TensorRule("attn.o_proj", "hidden hidden"),
+    "time_mix_receptance": TensorRule("attn.r_proj", "hidden hidden"),
+    "time_mix_key": TensorRule("attn.k_proj", "hidden hidden"),
+    "time_mix_value": TensorRule("attn.v_proj", "hidden hidden"),
+    "time_mix_output": TensorRule("attn.o_proj", "hidden hidden"),
     **_low_rank("w", "decay"), **_low_rank("a", "rate"), **_low_rank("g", "gate", biased=False),
     "channel_mix_lerp_k": TensorRule("ffn", "1 1 hidden", "x_k", stored="hidden", plain=True),
     "channel_mix_key": ungated_mlp("ffn.key", "ffn.value")["ffn_up"],
@@ -54,7 +56,8 @@ def _sizes(config: Config) -> dict[str, int]:
 
 
 _NORMED_TABLES = {
-    "token_embd": TensorRule("model.embeddings", "vocab hidden"), "output": TensorRule("lm_head", "vocab hidden", optional=True),
+    "token_embd": TensorRule("model.embeddings", "vocab hidden"),
+    "output": TensorRule("lm_head", "vocab hidden", optional=True),
     **{f"{name}.{leaf}": TensorRule(module, "hidden", leaf)
        for name, module in (("token_embd_norm", "model.layers.0.pre_norm"), ("output_norm", "model.norm"))
        for leaf in ("weight", "bias")},

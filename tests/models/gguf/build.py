@@ -25,8 +25,8 @@ VOCABULARIES: dict[str, dict[str, list[Any]]] = json.loads((HERE / "vocabularies
 def _of_characters() -> dict[str, list[Any]]:
     """The SentencePiece vocabulary with merges in place of scores."""
     stored = VOCABULARIES["sentencepiece"]
-    parts = merges_by_score(Vocabulary(stored["tokens"], stored["types"]), stored["scores"])
-    merges = [" ".join(pair) for pair in zip(*parts, strict=True)]
+    pairs = merges_by_score(Vocabulary(stored["tokens"], stored["types"]), stored["scores"])
+    merges = [" ".join(pair) for pair in pairs]
     return {"tokens": stored["tokens"], "types": stored["types"], "merges": merges}
 
 
