@@ -15,9 +15,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from headrace.models.checkpoint.side_file import (
     MAX_TOKENIZER_BYTES,
@@ -108,22 +106,24 @@ def load_tokenizer(file: Path) -> "Tokenizer":
         if any(text.search(content) for text in _SUSPECT) or content.count(b'"single_word"') > _MANY_ADDED:
             _check(json.loads(content))
         elif _SUSPECT_STEP.search(content):
-            _check_steps(msgspec.to_builtins(msgspec.json.decode(content, type=_Steps)))
+            import msgspec  # late: most tokenizers need no look at their steps
+
+            _check_steps(msgspec.json.decode(content, type=_Steps))
         with panics_hidden():
             return Tokenizer.from_buffer(content)
 
 
-class _Steps(msgspec.Struct):
+class _Steps(TypedDict, total=False):
     """Those parts of tokenizer.json that change texts. Reading them skips the vocabulary, which takes 0.3 s."""
 
-    normalizer: Any = None
-    pre_tokenizer: Any = None
-    decoder: Any = None
+    normalizer: Any
+    pre_tokenizer: Any
+    decoder: Any
 
 
 def _check_steps(document: Mapping[str, Any]) -> None:
     """Check all parts of a tokenizer.json that change texts. Raises ValueError, as `_check_part`."""
-    for name in _Steps.__struct_fields__:
+    for name in _Steps.__annotations__:
         for part in parts_of(document.get(name)):
             _check_part(part)
 
