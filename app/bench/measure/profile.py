@@ -50,7 +50,7 @@ _KINDS = {
 PARTS = ("weights", "attention and KV", "norms and the rest", "token selection", "graph building")
 
 
-class Call(NamedTuple):
+class RecordedCall(NamedTuple):
     """A recorded call of an operation: its name, a key of `_KINDS`, and its arguments."""
 
     name: str
@@ -75,7 +75,7 @@ class _CallRecorder(_Apart):
 
     def __init__(self, ops: Ops) -> None:
         super().__init__(ops)
-        self.calls: list[Call] = []
+        self.calls: list[RecordedCall] = []
 
     def __getattr__(self, name: str) -> Any:
         function = getattr(self._ops, name)
@@ -84,7 +84,7 @@ class _CallRecorder(_Apart):
 
         # Layers pass these operations' arguments by position alone. A keyword raises a TypeError here.
         def noted(*arguments: Any) -> Any:
-            self.calls.append(Call(name, arguments))
+            self.calls.append(RecordedCall(name, arguments))
             return function(*arguments)
 
         return noted
@@ -135,7 +135,7 @@ def profile(network: object, depth: int, *, rounds: int = ROUNDS) -> Profile:
     )
 
 
-def _record(network: Decoder, kv: KVBackend, cache: KVCache, token: mx.array) -> tuple[list[Call], mx.array]:
+def _record(network: Decoder, kv: KVBackend, cache: KVCache, token: mx.array) -> tuple[list[RecordedCall], mx.array]:
     """Return the calls of one step with evaluated inputs, and its logits. The cache is left as it was."""
     recorder = _CallRecorder(network.ops)
     twin = network.with_ops(recorder)
@@ -150,11 +150,11 @@ def _record(network: Decoder, kv: KVBackend, cache: KVCache, token: mx.array) ->
             return getattr(kv_pass, name)
 
         def attend(self, layer: int, qkv: Projections, spec: Any) -> mx.array:
-            recorder.calls.append(Call("attend", (layer, qkv, spec)))
+            recorder.calls.append(RecordedCall("attend", (layer, qkv, spec)))
             return kv_pass.attend(layer, qkv, spec)
 
         def mix(self, layer: int, x: mx.array, spec: Any) -> mx.array:
-            recorder.calls.append(Call("mix", (layer, x, spec)))
+            recorder.calls.append(RecordedCall("mix", (layer, x, spec)))
             return kv_pass.mix(layer, x, spec)
 
         def run_fused(self, _layers: slice, _x: mx.array, _node: LayersNode) -> mx.array:
@@ -170,11 +170,11 @@ def _record(network: Decoder, kv: KVBackend, cache: KVCache, token: mx.array) ->
     return recorder.calls, logits
 
 
-def _again(ops: Ops, call: Call) -> Any:
+def _again(ops: Ops, call: RecordedCall) -> Any:
     return getattr(ops, call.name)(*call.arguments)
 
 
-def _attend_again(kv: KVBackend, cache: KVCache, calls: list[Call]) -> list[mx.array]:
+def _attend_again(kv: KVBackend, cache: KVCache, calls: list[RecordedCall]) -> list[mx.array]:
     """Return the graph of a pass over all layers' attention alone, on its recorded inputs."""
     kv_pass = one_pass(kv, cache, 1, "decode")
     outputs = [getattr(kv_pass, name)(*arguments) for name, arguments in calls if name in ("attend", "mix")]

@@ -38,7 +38,7 @@ def test_every_architecture_is_profiled_by_part(variant: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("variant", ["llama", "gemma3", "youtu"])
 def test_every_matrix_is_in_the_weights_part(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = list[measured.Call]()
+    calls = list[measured.RecordedCall]()
     record = measured._record
 
     def recorded(*arguments: Any) -> Any:
