@@ -79,6 +79,7 @@ class Decoder:
         self._layers = in_every_loop(config, read_layers(config, parameters))
         self._later_states = later_states(self._layers)
         self._prepared = parameters.prepared
+        self._appending = config.appending  # asked for every layer of a pass
         self.kv_shape = kv_shape_of(config, self._layers, kv or ops.kv_format(dtype))
         attends = [layer.attention for layer in self._layers if layer.attention is not None]
         self.pages = all(ops.pages(spec) for spec in attends)
@@ -350,7 +351,7 @@ class Decoder:
 
     def _is_left_out(self, index: int, kv: KVPass) -> bool:
         """Return whether a pass needs no layer from `index` on: none appends K/V, and no row's output is wanted."""
-        return not any(row.output for row in kv.rows) and index >= self.config.appending
+        return index >= self._appending and not any(row.output for row in kv.rows)
 
     def logits(self, x: mx.array) -> mx.array:
         """Return the logits (B, V) of the last position of x (B, T, E)."""
@@ -386,7 +387,7 @@ class Decoder:
                 self._layers[layers], self.config.norm_eps, family.activation, rounding=self.activations, **more
             )
 
-        appends = self.config.appending
+        appends = self._appending
         loops = range(0, count, len(self.config.stored))
         starts = [index for index in range(count) if index in loops or index == appends]
         groups = [slice(start, stop) for start, stop in zip(starts, [*starts[1:], count], strict=True)]

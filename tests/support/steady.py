@@ -9,7 +9,8 @@ def measure_machine_briefly() -> None:
 
     Each command that answers measures the bandwidth, and each benchmark the compute, for longer than either runs here.
     """
-    bandwidth._CPU_SIZE = (8 << 20, 8 << 20)
+    bandwidth._LEAST_ON_CPU = 8 << 20
+    bandwidth._MOST_ON_CPU = 8 << 20
     bandwidth._SECONDS = 1e-9
     bandwidth._SHORT_S = 1e-9
     compute._CPU_SIZE = 256

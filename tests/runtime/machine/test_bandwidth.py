@@ -23,7 +23,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
     # What a pass is made of, not how well it is timed: two passes over a small array do.
     monkeypatch.setattr(bandwidth, "_MIN_PASSES", 2)
-    monkeypatch.setattr(bandwidth, "_GPU_SIZE", (1 << 16, 1 << 16))  # the CPU may be slow at 4 bits
+    # The CPU may be slow at 4 bits.
+    monkeypatch.setattr(bandwidth, "_LEAST_ON_GPU", 1 << 16)
+    monkeypatch.setattr(bandwidth, "_MOST_ON_GPU", 1 << 16)
     return tmp_path / "cache" / "bandwidth.json"
 
 
