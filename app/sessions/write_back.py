@@ -14,8 +14,8 @@ _MESSAGE = (
 )
 
 
-# Changes of rows, with the id of the session each belongs to. An empty session that is cleared away is left to the
-# next `SessionStore.create`: another process may have filled it.
+# Changes of rows, with the id of the session each belongs to. Deleting an empty session is none: the next
+# `SessionStore.create` in the file deletes it, if it is still empty.
 _SESSION_BY_CHANGE = {
     "INSERT ON sessions": "new.id",
     "UPDATE ON sessions": "new.id",
@@ -31,16 +31,17 @@ def record_changes(memory: Database) -> None:
     """Note in a table `changed` the ids of the sessions that change from now on. Raises SessionError."""
     memory.run("CREATE TABLE changed (id TEXT PRIMARY KEY)")
     for number, (change, session) in enumerate(_SESSION_BY_CHANGE.items()):
-        noted = f"INSERT OR IGNORE INTO changed VALUES ({session});"
+        # No INSERT OR IGNORE: SQLite raises for it within the actions of foreign keys, as where the active leaf goes.
+        noted = f"INSERT INTO changed SELECT {session} WHERE {session} NOT IN (SELECT id FROM changed);"
         memory.run(f"CREATE TRIGGER changed_{number} AFTER {change} BEGIN {noted} END")
 
 
 def write_back(memory: Database, file: Database, last_id: int) -> None:
     """Write the sessions that changed in `memory` since `record_changes` to `file`, in one transaction.
 
-    Sessions that were deleted there are deleted. last_id: of the messages that both have. Later ones get new ids in the
-    file, where other processes may have added some. Raises SessionError, and changes nothing, if the file cannot be
-    written.
+    Sessions and messages that were deleted in memory are deleted, unless other processes added messages below them.
+    last_id: of the messages that both have. Later ones get new ids in the file, where other processes may have added
+    some. Raises SessionError, and changes nothing, if the file cannot be written.
     """
     existing = {row["id"] for row in memory.rows("SELECT id FROM sessions")}
     with file.transaction(durable=True):
@@ -48,7 +49,9 @@ def write_back(memory: Database, file: Database, last_id: int) -> None:
             if row["id"] in existing:
                 _write_session(memory, file, row["id"], last_id)
             else:
-                file.run("DELETE FROM sessions WHERE id = ?", row["id"])
+                # Messages after `last_id` are another process's.
+                added = "SELECT 1 FROM messages WHERE session_id = sessions.id AND id > ?"
+                file.run(f"DELETE FROM sessions WHERE id = ? AND NOT EXISTS ({added})", row["id"], last_id)
 
 
 def _write_session(memory: Database, file: Database, session_id: str, last_id: int) -> None:
@@ -58,13 +61,14 @@ def _write_session(memory: Database, file: Database, session_id: str, last_id: i
     file.run("INSERT OR IGNORE INTO sessions (id, title, created_at, updated_at) VALUES (?, '', 0, 0)", session_id)
     _update(file, "sessions", session_id, {name: session[name] for name in _SESSION})
 
-    # Messages that were deleted in memory.
+    # Messages that were deleted in memory. Those that another process answered meanwhile stay, with their parents.
     messages = memory.rows(f"{SELECT_MESSAGE} WHERE session_id = ? ORDER BY id", session_id)
     there = {row["id"] for row in file.rows("SELECT id FROM messages WHERE session_id = ?", session_id)}
     ids_in_memory = {row["id"] for row in messages}
     deleted = [id for id in there - ids_in_memory if id <= last_id]
+    child = "SELECT 1 FROM messages AS child WHERE child.parent_id = messages.id"
     for gone in sorted(deleted, reverse=True):  # children before their parents
-        file.run("DELETE FROM messages WHERE id = ?", gone)
+        file.run(f"DELETE FROM messages WHERE id = ? AND NOT EXISTS ({child})", gone)
 
     # Changed and new messages, parents first.
     ids: dict[int | None, int | None] = {None: None}

@@ -114,3 +114,58 @@ def test_a_disk_that_is_still_full_changes_nothing(path: Path, monkeypatch: pyte
         assert store.save_again()
     with closing(SessionStore(path)) as other:
         assert texts(other, session) == ["one", "two"]
+
+
+def test_a_deleted_session_that_another_process_goes_on_with_stays(path: Path) -> None:
+    with closing(SessionStore(path)) as store:
+        talked = store.create().id
+        question = store.add(talked, None, "user", "one")
+        empty = store.create().id
+        alone = store.create().id
+        store.add(alone, None, "user", "one")
+        store.go_unsaved()
+        with closing(SessionStore(path)) as other:
+            other.add(talked, question.id, "user", "added elsewhere")
+            other.add(empty, None, "user", "begun elsewhere")
+        store.set_model(empty, "m")
+        for session in (talked, empty, alone):
+            store.delete(session)
+        assert store.save_again()
+    with closing(SessionStore(path)) as store:
+        assert texts(store, talked) == ["one", "added elsewhere"]
+        assert texts(store, empty) == ["begun elsewhere"]
+        with pytest.raises(UnknownSessionError):
+            store.session(alone)
+
+
+def test_a_removed_message_that_another_process_answered_stays(path: Path) -> None:
+    with closing(SessionStore(path)) as store:
+        session = store.create().id
+        first = store.add(session, None, "user", "one")
+        removed = store.add(session, first.id, "assistant", "two")
+        leaf = store.add(session, removed.id, "user", "three")
+        other_leaf = store.add(session, removed.id, "user", "another three")
+        store.go_unsaved()
+        with closing(SessionStore(path)) as other:
+            theirs = other.add(session, leaf.id, "assistant", "answered elsewhere")
+        store.remove(removed)
+        store.add(session, first.id, "assistant", "a new two")
+        assert store.save_again()
+    with closing(SessionStore(path)) as store:
+        assert texts(store, session) == ["one", "a new two"]
+        branch = store.branch(session, theirs.id)
+        assert [message.content for message in branch] == ["one", "two", "three", "answered elsewhere"]
+        assert other_leaf.id not in {message.id for message in store.messages(session)}
+
+
+def test_an_active_leaf_is_removed_from_a_changed_session(path: Path) -> None:
+    with closing(SessionStore(path)) as store:
+        session = store.create().id
+        first = store.add(session, None, "user", "one")
+        store.go_unsaved()
+        store.remove(store.add(session, first.id, "assistant", "two"))
+        store.take_back(store.add(session, first.id, "assistant", "another two"))
+        assert texts(store, session) == ["one"]
+        assert store.save_again()
+    with closing(SessionStore(path)) as store:
+        assert [message.content for message in store.messages(session)] == ["one"]
