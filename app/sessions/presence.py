@@ -8,7 +8,10 @@ import fcntl
 import os
 from contextlib import suppress
 from pathlib import Path
+from time import sleep
 from zlib import crc32
+
+_TRIES = 10  # for the shared lock, 1 ms apart: another process has the exclusive one for microseconds
 
 
 class Presence:
@@ -34,11 +37,20 @@ class Presence:
                 alone = True
             except OSError:
                 alone = False
-            with suppress(BlockingIOError):  # another process has the exclusive lock this very moment
-                fcntl.lockf(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, offset)
+            self._share(self._file, offset)
         except OSError:
             return False
         return not alone
+
+    def _share(self, file: int, offset: int) -> None:
+        """Take the shared lock, or none if another process has the exclusive one all the time."""
+        for _ in range(_TRIES):
+            try:
+                fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, offset)
+            except BlockingIOError:
+                sleep(0.001)
+            else:
+                return
 
     def close(self) -> None:
         """Release the lock."""
