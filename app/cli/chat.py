@@ -110,7 +110,8 @@ def chat(given: ChatOptions) -> int:
     _ = given.sampling  # checked first
     settings = load_settings()
     draft = given.load.chosen_draft(settings, given.speculate)
-    agree_to_copy(draft)
+    if given.connect is None:
+        agree_to_copy(draft)
     with store_for_chat() as store:
         try:
             session = _session(store, given, settings)

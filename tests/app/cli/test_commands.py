@@ -162,6 +162,20 @@ def test_a_chat_with_a_server_asks_for_no_copy(tmp_path: Path, monkeypatch: pyte
         assert chat._session(store, again, Settings()).id == made.id
 
 
+def test_a_chat_with_a_server_asks_for_no_copy_of_a_draft(
+    headrace: Headrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "stderr", Stream(terminal=True))
+    asked: list[str | None] = []
+    monkeypatch.setattr(chat, "agree_to_copy", lambda name, **_: asked.append(name))
+    monkeypatch.setattr(chat, "_line_chat", lambda *_: 0)
+    assert headrace("chat", "--inline", "--connect", "http://server", "--draft", "small.gguf") == 0
+    assert asked == []
+    assert headrace("chat", "--inline", "--draft", "small.gguf") == 0
+    assert "small.gguf" in asked
+
+
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [
