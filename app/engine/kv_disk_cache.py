@@ -3,16 +3,18 @@
 `EngineHost` and `headrace run` use it. Blocks are written while the engine is idle, or at its end, for a second at most
 (`client._LAST_S`, `run.answer._WRITE_S`). Missing or damaged blocks are computed again. Deleting a session clears the
 whole cache (`app.sessions.kv_cache`), which contains its text.
+
+Guards: tests/app/engine/test_kv_disk_cache.py; for the key, tests/models/network/test_activations.py and
+test_adapters.py.
 """
 
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
-from headrace import runtime
+from headrace import models, runtime
 from headrace.app.config.settings import ChatSettings, load_settings
 from headrace.app.versions import versions
-from headrace.models import network as network_files
 from headrace.models.checkpoint.adapter import Adapter
 from headrace.runtime import ops
 from headrace.runtime.config.paths import kept_chats_dir
@@ -71,7 +73,10 @@ def disk_cache_bytes() -> int:
 
 
 def kv_key(model: Path, network: Network, adapter: Adapter | None = None) -> bytes:
-    """Return a digest of everything that K/V depend on: the files of model and adapter, kernels and versions."""
+    """Return a digest of everything that K/V depend on: the files of model and adapter, kernels and versions.
+
+    Weights that `run --quantize` changes in memory are not in it: `run` opens no cache for them.
+    """
     key = blake2b(digest_size=16)
     folders = [model] if adapter is None else [model, adapter.path]
     for file in [file for folder in folders for file in sorted(folder.glob("*"))]:
@@ -85,7 +90,10 @@ def kv_key(model: Path, network: Network, adapter: Adapter | None = None) -> byt
 
 
 def _built() -> int:
-    """Return the time of the newest file that computes: an updated clone keeps its version and may round otherwise."""
-    folders = [Path(folder) for package in (runtime, network_files) for folder in package.__path__]
+    """Return the time of the newest file of `runtime` and `models`: an updated clone keeps its version.
+
+    Networks compute K/V, those of mlx-lm included, from weights that `models` reads or converts.
+    """
+    folders = [Path(folder) for package in (runtime, models) for folder in package.__path__]
     files = (file for folder in folders for file in folder.rglob("*.*") if file.suffix != ".pyc")
     return max(file.stat().st_mtime_ns for file in files)

@@ -1,11 +1,12 @@
 """Activations in 8 bits as a choice of a network: what may have them, what changes, and what stays apart."""
 
 from pathlib import Path
+from types import ModuleType
 
 import mlx.core as mx
 import pytest
 
-from headrace import runtime
+from headrace import models, runtime
 from headrace.app.engine.kv_disk_cache import kv_key
 from headrace.models.network.activations import with_activations
 from headrace.models.network.decoder import Decoder
@@ -62,13 +63,20 @@ def test_stored_entries_of_both_widths_stay_apart(tmp_path: Path) -> None:
     assert kv_key(directory, plain) != kv_key(directory, with_activations(plain, 8))
 
 
-def test_stored_entries_of_an_older_build_stay_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("package", "file"),
+    [(runtime, "decode.py"), (models, "network/mixer.py"), (models, "mlx_lm/network.py"), (models, "gguf/convert.py")],
+)
+def test_stored_entries_of_an_older_build_stay_apart(
+    package: ModuleType, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory = _made(tmp_path, "llama")
     network = load_decoder(directory, reference)
     before = kv_key(directory, network)
-    (tmp_path / "build").mkdir()
-    (tmp_path / "build" / "decode.py").touch()
-    monkeypatch.setattr(runtime, "__path__", [*runtime.__path__, str(tmp_path / "build")])
+    newer = tmp_path / "build" / file
+    newer.parent.mkdir(parents=True)
+    newer.touch()
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path / "build")])
     assert kv_key(directory, network) != before
 
 
