@@ -5,8 +5,9 @@
     {"custom_id": "q1", "method": "POST", "url": "/v1/chat/completions", "body": {...}}    the OpenAI batch form
 
 A line's options go before the defaults of all lines. A request's `digest` depends on everything that decides its
-answer, so that a result found in an output is never taken for another request's. A new field of `Call` that changes
-the answer has to be in `_identity`; a change of its value for old lines makes every batch start anew.
+answer and the form of its result, so that a result found in an output is never taken for another request's. A new
+field of `Call` that changes either has to be in `_identity`; a change of its value for old lines makes every batch
+start anew. Guards: tests/app/batch/test_parse.py.
 """
 
 import hashlib
@@ -100,6 +101,8 @@ def _identity(call: Call, form: Form, called: Mapping[str, object], defaults: Ba
     identity: list[object] = [defaults.model, defaults.identity, form, called, messages, text, sorted(values.items())]
     if call.tools is not None:  # their definitions stand in the prompt, in their order
         identity.append([json.dumps(call.tools.definitions), call.tools.choice, call.tools.parallel])
+    if call.custom:  # their calls are written as texts, those of functions as JSON arguments
+        identity.append(sorted(call.custom))
     # Unset ones are left out; JSON tells the others apart: a number, a text, a truth value.
     return identity + [part for part in (call.logprobs, call.effort, call.budget) if part is not None]
 

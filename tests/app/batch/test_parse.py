@@ -186,6 +186,16 @@ def test_a_digest_depends_on_the_request() -> None:
     assert parsed({**asked, "id": 1}, number=2).digest == parsed({**asked, "id": 1}).digest
 
 
+def test_a_custom_tool_and_a_function_with_the_same_definition_have_two_digests() -> None:
+    """Their results differ: a custom tool is called with a text, a function with JSON arguments."""
+    parameters = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    function = {"name": "x", "description": "", "parameters": parameters}
+    custom = parsed({"prompt": "hi", "tools": [{"type": "custom", "custom": {"name": "x"}}]})
+    other = parsed({"prompt": "hi", "tools": [{"type": "function", "function": function}]})
+    assert custom.call.tools == other.call.tools
+    assert custom.digest != other.digest
+
+
 def test_whole_numbers_of_a_settings_file_keep_their_digest() -> None:
     """An output whose lines were answered before numbers of the settings became floats can be resumed."""
     written = {"temperature": 1, "top_p": 1.0, "max_tokens": 5, "min_p": 0.05}
