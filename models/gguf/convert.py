@@ -4,8 +4,10 @@ headrace, mlx-lm and transformers' tokenizer classes load the directory: Hugging
 affine quantization for quantized tensors. `headrace.json` records the source and the inexact tensors.
 
 `plan_of` decides all from the header; `convert_gguf` writes a copy, `link_gguf` a list of what each tensor becomes, and
-`parts` converts tensors of a linked file one by one. `Layout.described` and `converted` must agree on every form:
-`gguf_parts` compares them.
+`parts` converts tensors of a linked file one by one. `Layout.described` and `converted` must agree on every form: a
+linked file is read by its description, and `parts` refuses arrays of other types.
+
+Guards: tests/models/gguf/test_convert.py, test_link.py and test_k_quants.py.
 """
 
 import hashlib
@@ -62,7 +64,7 @@ class _ConversionLog:
     """Properties of the written tensors: settings per module, dtypes, and inexact ones."""
 
     settings: dict[str, Groups] = field(default_factory=dict)
-    types: set[str] = field(default_factory=set)  # in the file
+    types: set[str] = field(default_factory=set)  # as `_source` has them: Q8_0 for two types joined
     inexact: list[dict[str, object]] = field(default_factory=list)  # rows of headrace.json
 
     def note(self, tensor: "ConvertedTensor", module: str) -> None:
@@ -214,9 +216,8 @@ def _write_side_files(
     """Write all files but the weights. written: the tensors' properties. links: facts of the files linked to."""
     container = plan.container
     metadata = plan.metadata
-    config = plan.config
     special = plan.special
-    config |= quantization_section(written.settings)
+    config = plan.config | quantization_section(written.settings)  # a copy: a plan may be written more than once
     # Half precision to compute in on a GPU
     config["torch_dtype"] = "bfloat16" if "BF16" in written.types else architecture_of(metadata).half
     config |= {"bos_token_id": special.bos, "eos_token_id": special.ends}
@@ -461,7 +462,7 @@ def _packed(tensor: RawTensor, affine: Affine, target: Target, max_error: float)
     return ConvertedTensor(
         tensor,
         {f"{target.module}.{leaf}": StoredArray(in_order(array, target), dtype) for leaf, array, dtype in parts},
-        f"affine {affine.bits}-bit, group size {affine.group_size}",
+        f"{affine.mode} {affine.bits}-bit, group size {affine.group_size}",
         max_error,
         Groups(affine.bits, affine.group_size, affine.mode),
     )

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from headrace.models.architectures.read import decoder_config
 from headrace.models.gguf import convert_gguf
+from headrace.models.gguf.convert import read_plan
 from headrace.models.loading.load import load_model
 from headrace.models.text.tokenizer import Tokenizer as ModelTokenizer
 from headrace.runtime.engine.engine import Engine
@@ -158,6 +159,19 @@ def test_both_decoders_answer_as_llama_cpp_in_every_turn(
     for prompt, answer in zip((first, second, LLAMA_CPP["edited"]), wanted, strict=True):
         said, _ = split(list(engine.generate(Request(prompt, max_tokens=len(answer)))))
         assert said == answer
+
+
+def test_a_plan_can_be_written_twice(tmp_path: Path) -> None:
+    """A conversion leaves its plan as it is: `config` has no quantization section."""
+    plan = read_plan(write_gguf(tmp_path / "m.gguf", "llama", matrices="Q8_0"))
+    before = json.dumps(plan.config)
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        convert_gguf(plan, tmp_path / name)
+        assert json.dumps(plan.config) == before
+    assert read(tmp_path / "a", "config.json") == read(tmp_path / "b", "config.json")
+    assert "quantization" in read(tmp_path / "a", "config.json")
+    assert "quantization" not in plan.config
 
 
 @pytest.mark.peer
