@@ -2,7 +2,10 @@
 
 Colours are drawn as placeholders and replaced by CSS variables, so one drawing serves light and dark pages. Text stays
 text, and each drawing has a description. Each function takes entries of a benchmark document and returns SVG, or None
-without data. `html_report.py` places them, and its style sheet has the variables of `_VARIABLES`.
+without data; the profile of `parts` always has some. `html_report.py` places them, and its style sheet has the
+variables of `_VARIABLES`.
+
+Guards: tests/app/bench/test_views.py.
 """
 
 import io
@@ -33,7 +36,7 @@ _LONG_NAME = 28  # characters; longer legend names get a line each
 
 
 def speed_by_depth(results: Sequence[Result]) -> str | None:
-    """Plot decode speed by depth with 95 % intervals and our engine's roofline, of as many engines as SERIES has."""
+    """Plot median decode speed by depth, of as many engines as SERIES has, with 95 % intervals and our roofline."""
     groups = _by_engine([entry for entry in results if entry.is_single_decode])
     if not groups:
         return None
@@ -57,10 +60,10 @@ def speed_by_depth(results: Sequence[Result]) -> str | None:
 
     texts = [
         f"{name}: "
-        + ", ".join(f"{speed_text(entry.tokens_per_second.mean)} tok/s at {entry.depth}" for entry in entries)
+        + ", ".join(f"{speed_text(entry.tokens_per_second.median)} tok/s at {entry.depth}" for entry in entries)
         for name, entries in groups.items()
     ]
-    return _svg(draw, f"Decode speed by tokens in the cache. {'; '.join(texts)}.")
+    return _svg(draw, f"Median decode speed by tokens in the cache. {'; '.join(texts)}.")
 
 
 def latency_distribution(results: Sequence[Result]) -> str | None:

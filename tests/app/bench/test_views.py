@@ -32,6 +32,7 @@ from headrace.app.bench.measure.result import result
 from headrace.app.bench.measure.sample import Answered, Arrival, Pair, Repetition, Sample
 from headrace.app.bench.measure.setup import EngineSetup, setup_line
 from headrace.app.bench.show import formats
+from headrace.app.bench.show.charts import speed_by_depth
 from headrace.app.bench.show.columns import csv_text, results_table
 from headrace.app.bench.show.formats import step_figures
 from headrace.app.bench.show.html_report import html
@@ -263,6 +264,15 @@ def test_the_report_describes_its_charts_in_words(page: str) -> None:
     assert "compute: 400 GFLOP/s" in measured, "the ceiling is drawn and named"
     assert "arithmetic 400 GFLOP/s" in measured
     assert "compute:" not in page, "a document of an older run knows none"
+
+
+def test_the_words_of_the_curve_have_the_speeds_that_it_draws() -> None:
+    entry = next(entry for entry in DOCUMENT.results if entry.is_single_decode)
+    speed = entry.tokens_per_second
+    drawn = speed_by_depth([replace(entry, tokens_per_second=replace(speed, mean=2 * speed.median))])
+    assert drawn is not None
+    assert f"{speed_text(speed.median)} tok/s at {entry.depth}" in drawn
+    assert f"{speed_text(2 * speed.median)} tok/s" not in drawn
 
 
 def test_the_report_has_the_units_of_the_text_and_no_sideways_scroll(page: str) -> None:
