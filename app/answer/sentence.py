@@ -2,6 +2,8 @@
 
 Every surface shows this sentence: `run --explain`, the decode view and `bench`. Each fills `StepFigures` from its own
 records. Bytes and FLOPs are computed from shapes, bandwidth is measured.
+
+Guards: tests/app/answer/test_sentence.py; tests/tui/test_meters.py for the panel.
 """
 
 from dataclasses import dataclass
@@ -127,16 +129,17 @@ def sentence(figures: StepFigures) -> str:
 
 def cause(figures: StepFigures) -> str:
     """Return in one short line why steps are not faster; "" before their time is known."""
+    # The order of `_speed_sentence`: `slowed_by` explains only what the limit leaves of a step.
+    work = "computing" if figures.is_arithmetic_bound else "reading"
+    if figures.share is not None and figures.share > ABOVE_PEAK:  # a difference of less is measurement error
+        return "Above the measured peak."
+    if figures.share is not None and figures.share >= _ALL:
+        return f"All of a step is {work}."
     if figures.slowed_by:
         short = figures.slowed_by.partition(" (")[0]  # without the program's name: `... cores (mostly pip)`
         return f"{short[0].upper()}{short[1:]}."
     if figures.share is None or figures.least_s is None or figures.step_s is None:
         return ""
-    if figures.share > ABOVE_PEAK:  # a difference of less is measurement error
-        return "Above the measured peak."
-    work = "computing" if figures.is_arithmetic_bound else "reading"
-    if figures.share >= _ALL:
-        return f"All of a step is {work}."
     rest = format_seconds(figures.step_s - figures.least_s)
     return f"{rest} of a step is not {work}."
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.app.answer.sentence import StepFigures, cpu_phrase, sentence
+from headrace.app.answer.sentence import StepFigures, cause, cpu_phrase, sentence
 from headrace.runtime.machine.machine_load import CPUUse, MachineLoad
 
 MIB = 1 << 20
@@ -56,6 +56,26 @@ def test_the_bytes_of_rank_0_are_named_as_such() -> None:
 def test_the_sentence_describes_unknown_and_unusual_figures(changed: dict[str, object], text: str) -> None:
     given_figures: dict[str, object] = {"step_bytes": 97 * MIB, "step_s": 2e-3, "memory_gb_s": 60.0}
     assert text in sentence(StepFigures(**given_figures | changed))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("step_s", "line", "words"),
+    [
+        (4e-3, "Pip runs.", "in part because pip runs"),
+        (97 * MIB / 60e9, "All of a step is reading.", "nearly all of a step is reading"),
+        (1e-3, "Above the measured peak.", "above that: some bytes came from a cache"),
+    ],
+)
+def test_line_and_sentence_name_other_programs_for_the_same_steps(step_s: float, line: str, words: str) -> None:
+    figures = StepFigures(step_bytes=97 * MIB, step_s=step_s, memory_gb_s=60.0, slowed_by="pip runs")
+    assert cause(figures) == line
+    assert words in sentence(figures)
+    assert ("pip" in sentence(figures)) == ("Pip" in line)
+
+
+@pytest.mark.parametrize("step_s", [None, 0.0])
+def test_steps_of_unknown_time_have_no_cause(step_s: float | None) -> None:
+    assert not cause(StepFigures(step_bytes=97 * MIB, step_s=step_s, memory_gb_s=60.0))
 
 
 def test_other_programs_are_named() -> None:
