@@ -3,6 +3,8 @@
 A plain step is built while the previous one runs, as in the engine. A step with draft tokens waits for it, and its
 time covers building, running and reading. Rounds are interleaved; figures are medians. With an acceptance rate the
 cost gives the speed-up of any proposer (`app.predict.acceptance`). `bench --speculate` measures it after its workloads.
+
+Guards: tests/app/bench/test_speculation.py.
 """
 
 import random
@@ -29,7 +31,7 @@ _STEPS = 4  # plain steps per round
 
 
 def run_costs(network: object, *, depth: int = DEPTH, rounds: int = ROUNDS) -> RunCosts | None:
-    """Return `run_costs` of the JSON document: seconds by draft length, and break-even acceptance rates.
+    """Return `run_costs` of the JSON document: milliseconds by draft length, and break-even acceptance rates.
 
     None for a network of mlx-lm's, which has caches of its own.
     """
