@@ -7,7 +7,7 @@ the field. Unknown fields are ignored by the server and refused by a batch, whic
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
-from headrace.app.answer.options import OPTIONS, AnswerOptions
+from headrace.app.answer.options import GRAMMARS, OPTIONS, AnswerOptions
 from headrace.runtime.config.value_types import Flag, Text, ValueType, read_value, shown
 from headrace.runtime.errors import UsageError
 
@@ -82,14 +82,18 @@ def answer_options(
     more: options from other fields; None drops the value of a field by that name.
 
     Special values of other servers mean the same here (`_translate`). Raises UsageError for a value out of range, and
-    for an option that both its own field and another ask for.
+    for an option or a grammar that both its own field and another ask for.
     """
     aliases = aliases or {}
     more = more or {}
     given = {name: _translate(aliases.get(name, name), body.get(name)) for name in (*OPTIONS, *aliases)}
     for name, value in more.items():
-        if value is not None and given.get(name) is not None:
-            raise UsageError(f"{name} is asked for by another field, too")
+        if value is None:
+            continue
+        exclusive = GRAMMARS if name in GRAMMARS else (name,)
+        for own in exclusive:
+            if given.get(own) is not None:
+                raise UsageError(f"{own} excludes the {name} of another field", "give one of them")
     options = AnswerOptions.read(given | dict(more), aliases=aliases)
     if len(options.stop or ()) > MAX_STOPS:
         raise UsageError(f"stop has {len(options.stop or ())} texts, at most {MAX_STOPS} are allowed")

@@ -160,7 +160,7 @@ class AnswerOptions:
             given[name] = read
         grammars = [name for name in GRAMMARS if name in given]
         if len(grammars) > 1:
-            raise UsageError(f"{' and '.join(grammars)} exclude each other")
+            raise UsageError(f"{' and '.join(grammars)} exclude each other", "give one of them")
         return cls(**given)
 
     def given(self) -> dict[str, Any]:

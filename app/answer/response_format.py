@@ -28,7 +28,7 @@ def format_options(body: Body) -> dict[str, object]:
     own = [name for name in GRAMMARS if body.get(name) is not None]  # `AnswerOptions` reads these, and refuses two
     if asked and len(asked) + len(own) > 1:
         first, second, *_ = [*asked, *own]
-        raise UsageError(f"{first} excludes {second}")
+        raise UsageError(f"{first} excludes {second}", "give one of them")
     return next(iter(asked.values()), {})
 
 

@@ -108,11 +108,16 @@ class Store:
         return os.path.lexists(self.root / _checked(name))
 
     def names(self) -> Sequence[str]:
-        """Return the names of all entries, broken ones too, sorted."""
+        """Return the names of all entries, broken ones too, sorted. Raises HeadraceError for an unreadable folder."""
         try:
             return sorted(entry.name for entry in self.root.iterdir() if _NAME.fullmatch(entry.name))
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise HeadraceError(
+                f"the models in {self.root} cannot be read: {error.strerror or error}",
+                "make it a folder of yours, or set HEADRACE_HOME",
+            ) from error
 
     def list(self) -> list[StoredModel]:
         """Return all models, by name; no broken ones."""

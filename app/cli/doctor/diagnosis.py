@@ -372,9 +372,8 @@ def models_state() -> State:
     store = Store()
     try:
         names = store.names()
-    except OSError as error:
-        what = f"the models in {store.root} cannot be read: {error.strerror}"
-        return State("unreadable", [Finding("broken", what, "make it a folder of yours, or set HEADRACE_HOME")])
+    except HeadraceError as error:
+        return State("unreadable", [Finding("broken", str(error), error.hint or "")])
     problems = []
     installed = 0
     unrecorded = 0

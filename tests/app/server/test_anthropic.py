@@ -135,7 +135,11 @@ def _called(**fields: object) -> dict[str, Any]:
         ({"thinking": {"type": "sometimes"}}, "thinking.type"),
         ({"thinking": {"type": []}}, "thinking.type"),
         ({"max_tokens": "many"}, "max_tokens"),
-        ({"output_config": {"format": {"type": "json_object"}}, "schema": {"x": 1}}, "schema"),
+        (
+            {"output_config": {"format": {"type": "json_object"}}, "schema": {"x": 1}},
+            "schema excludes the schema of another field (give one of them)",
+        ),
+        ({"output_format": {"type": "json_object"}, "regex": "a"}, "regex excludes the schema of another field"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
     ],
 )

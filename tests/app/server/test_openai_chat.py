@@ -126,6 +126,11 @@ def test_fields_that_cannot_be_honoured_are_refused_by_name(fields: dict[str, An
     assert error.param.startswith(named)
 
 
+def test_fields_that_exclude_each_other_have_a_hint() -> None:
+    error = refusal(guided_regex="a", guided_choice=["b"])
+    assert error.message == "guided_regex excludes guided_choice (give one of them)"
+
+
 @pytest.mark.parametrize(
     ("fields", "options"),
     [

@@ -214,7 +214,11 @@ def test_a_cut_call_is_incomplete() -> None:
         ({"input": [{"type": "local_shell_call", "call_id": "s1", "action": "ls"}]}, "input[0].action"),
         ({"input": [{"type": "local_shell_call_output", "output": "two"}]}, "input[0].id"),
         ({"input": [{"type": "hologram"}]}, "items of type 'hologram' are not supported"),
-        ({"text": {"format": {"type": "json_object"}}, "schema": {"x": 1}}, "schema"),
+        (
+            {"text": {"format": {"type": "json_object"}}, "schema": {"x": 1}},
+            "schema excludes the schema of another field (give one of them)",
+        ),
+        ({"text": {"format": {"type": "json_object"}}, "regex": "a"}, "regex excludes the schema of another field"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"reasoning": "low"}, "reasoning"),
     ],

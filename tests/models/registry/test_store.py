@@ -54,6 +54,15 @@ def test_an_installed_model_is_listed_until_it_is_removed(store: Store) -> None:
     assert store.remove(NAME) == 0
 
 
+def test_a_file_in_place_of_the_store_is_named(store: Store) -> None:
+    store.root.write_text("")
+    for read in (store.names, store.list):
+        with pytest.raises(HeadraceError) as caught:
+            read()
+        assert str(caught.value) == f"the models in {store.root} cannot be read: {os.strerror(errno.ENOTDIR)}"
+        assert "HEADRACE_HOME" in (caught.value.hint or "")
+
+
 @pytest.mark.parametrize("platform", ["darwin", "linux"])
 def test_a_new_folder_of_models_on_a_mac_is_left_out_of_backups(
     store: Store, platform: str, monkeypatch: pytest.MonkeyPatch
