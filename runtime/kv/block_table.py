@@ -49,6 +49,7 @@ class BlockTable(ReusableCache):
         self.tables: list[list[int]] = [[] for _ in pool.windows]  # of each group: its blocks, in order of entries
         self.dropped = [0] * len(pool.windows)  # leading blocks outside each group's window
         self.states = pool.storage.fresh_states()  # of `length` entries, of each recurrent layer
+        self._state_bytes = sum(state.nbytes for state in self.states)  # for any number of entries
         self.needs_marks = bool(self.states)
         self._inputs: dict[int, MixerInputs] = {}  # by recurrent layer; none unless the newest pass decoded
 
@@ -94,7 +95,7 @@ class BlockTable(ReusableCache):
 
     @property
     def committed_bytes(self) -> int:
-        nbytes = 0
+        nbytes = self._state_bytes if self.committed else 0
         storage = self.pool.storage
         for group, dropped in zip(storage.store.groups, self.dropped, strict=True):
             rows = len(group.layers) * max(0, self.committed - dropped * BLOCK)
@@ -103,8 +104,8 @@ class BlockTable(ReusableCache):
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of its blocks, shared ones included."""
-        nbytes = 0
+        """Bytes of its blocks, shared ones included, and of its recurrent state."""
+        nbytes = self._state_bytes
         for group, (table, dropped) in enumerate(zip(self.tables, self.dropped, strict=True)):
             nbytes += self.pool.storage.block_bytes(group) * (len(table) - dropped)
         return nbytes

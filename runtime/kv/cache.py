@@ -50,7 +50,7 @@ class KVCache:
 
     @property
     def committed_bytes(self) -> int:
-        """Bytes of the committed entries."""
+        """Bytes of the committed entries, with recurrent state. Caches of mlx-lm's networks leave the state out."""
         raise NotImplementedError
 
     @property

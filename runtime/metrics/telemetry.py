@@ -180,7 +180,7 @@ class Summary:
     prompt_tokens, completion_tokens: of the prompt; of the output, without an end-of-turn token.
     first_step_s: latency of the first step.
     weight_bytes_per_step, kv_bytes_per_token: from shapes.
-    kv_cache_bytes: of the committed entries at the end.
+    kv_cache_bytes: of the committed entries at the end, as `KVCache.committed_bytes`.
     achieved_gb_s: bytes of the steps over their time, without the first step.
     peak_memory_bytes: of the process.
     queue_s: request submitted -> admitted, without tokenize_s.

@@ -54,7 +54,13 @@ def test_turns_prefill_new_tokens_only(network: Any) -> None:
     edited = [*PROMPT[:40], 9, *PROMPT[41:]]
     tokens, reused = said(chat, edited)
     assert tokens == said(once, edited)[0]
-    assert reused <= 40  # up to the end of a chunk before the edit, if its state is still kept
+    # The state at the end of the first chunk goes with its blocks, which later entries needed.
+    pool = chat.kv.pool
+    assert isinstance(pool, BlockPool)
+    if pool.groups:
+        assert reused == 0
+    else:
+        assert reused <= 40
 
 
 def test_sequences_share_a_running_ones_prefix(network: Any) -> None:
@@ -137,6 +143,15 @@ def test_old_states_are_dropped(network: Any, monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(pool, BlockPool)
     assert said(engine, [*PROMPT, *first, 2])[1] == len(PROMPT) + len(first) - 1  # the newest one is left
     assert said(engine, [*PROMPT[:-9], 8, 8])[1] == 0
+
+
+def test_bytes_of_a_cache_include_its_recurrent_state(network: Any) -> None:
+    kv = network.kv_backend(KVOptions(400))
+    cache = kv.acquire(())
+    assert cache.committed_bytes == 0
+    _prefill(network, kv, cache, PROMPT[:30])
+    assert cache.committed_bytes == network.cost.kv_bytes(30)
+    assert cache.allocated_bytes >= cache.committed_bytes
 
 
 def test_a_pool_without_blocks_keeps_no_more_nodes_than_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
