@@ -1,6 +1,6 @@
 """Detection of an answer that repeats itself, exactly, by its token ids.
 
-`Answer.take` adds the tokens of each step. Every chat shows `REPEATS`, and answers go on until the user ends them.
+`Answer.take` adds the tokens of each step. Chats and `run` show `REPEATS`; nothing ends the answer for it.
 """
 
 from collections.abc import Sequence

@@ -70,7 +70,7 @@ class BatchLine:
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line without a valid request; `error` says why. Fields as of `Line`; digest: of the line itself."""
+    """A line without a valid request; `error` says why. Fields as of `BatchLine`; digest: of the line itself."""
 
     number: int
     name: str | int | None

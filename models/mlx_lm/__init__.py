@@ -4,5 +4,5 @@ network.py    a class as a `runtime.network.Network`: load.py makes it, fixes.py
               functions.py put our kernels into it, adapter.py adapters
 backend.py    its K/V: cache.py, kv.py (fewer bits), disk.py
 costs.py      the bytes of a step, from its graph (touched.py)
-mtp.py, mtp_network.py, ranked.py, long_rope.py   prediction heads, several ranks, LongRoPE
+mtp.py, ranked.py, long_rope.py   prediction heads, several ranks, LongRoPE
 """

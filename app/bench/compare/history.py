@@ -18,7 +18,7 @@ from headrace.app.output.document import json_text
 from headrace.runtime.config.paths import data_dir
 from headrace.runtime.errors import HeadraceError, UsageError
 
-_VERSION = 1  # of the table; the documents in it have a version of their own, which `stored.checked` knows
+_VERSION = 1  # of the table; the documents in it have a version of their own, which `documents.checked` knows
 _CREATE = """
 create table if not exists run (
     id integer primary key,

@@ -1,7 +1,7 @@
 """Threads and settings of an engine, as it reports them, and a check for fair comparison.
 
 llama-cpp-python decodes on half of the cores by default, so every engine is told a number of threads and asked
-afterwards. A `EngineSetup` is also an entry of `engines` in the document, so its fields are public
+afterwards. An `EngineSetup` is also an entry of `engines` in the document, so its fields are public
 (docs/bench-json.md).
 """
 

@@ -259,7 +259,7 @@ def _check_peers(given: BenchOptions, batches: Sequence[int], arrivals: Sequence
 def _require_peers(document: "RunDocument", engines: list[str]) -> None:
     """Raise EngineError if a requested peer was not measured.
 
-    Its reason is a note: `peers.open_peers` and `Session` begin theirs with the words that are looked for here.
+    Its reason is a note: `peers.open_peers` and `BenchSession` begin theirs with the words that are looked for here.
     """
     measured = {entry.engine for entry in document.results}
     for engine in engines:

@@ -127,10 +127,8 @@ def _one_answer(
             error.hint = _context_hint(answerer, session)
             raise
     if arguments.reported or (sys.stderr.isatty() and not arguments.quiet):
-        from headrace.app.cli.run.answer_report import (
-            make_report,  # imported only if it is printed
-            print_report,
-        )
+        # Imported only if it is printed.
+        from headrace.app.cli.run.answer_report import make_report, print_report
 
         print_report(make_report(answerer, answer, session, load_s), arguments)
     if disk_cache is not None:

@@ -25,7 +25,9 @@ def test_the_default_model_is_served(default_model: Path) -> None:
             "POST", f"{server.root}/v1/chat/completions", json={**body, "stream": True}, timeout=PATIENCE_S
         ) as answer,
     ):
-        *events, end = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+        # Other lines are blank, or comments that keep the connection open.
+        data = [line for line in answer.iter_lines() if line.startswith("data: ")]
+    *events, end = [line.removeprefix("data: ") for line in data]
     assert end == "[DONE]"
     deltas = [choice["delta"] for event in events for choice in json.loads(event)["choices"]]
     text = "".join(delta.get("content") or "" for delta in deltas)
