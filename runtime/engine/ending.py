@@ -1,11 +1,18 @@
 """The end of a sequence: its last event, then its memory.
 
-An end is reported at once. The cache is released at the beginning of the next step, when its events are delivered.
+An end is reported at once. The cache is released at the beginning of the next step, when the user has the last event.
 
     finish (or `own_errors`) -> release -> the sequence has neither cache nor sampler
 
-So between two steps the engine's user may still read the cache of a sequence that has ended; `release` runs in the
-next one, before others are admitted. Every end takes this way: `_forget_state` returns the reserved memory.
+So between two steps the engine's user may still read the cache of a sequence that has ended, with three exceptions:
+
+- If other sequences wait, a step releases the caches of those that it ends at its beginning (`Engine._end_due`).
+- `Engine.generate` releases when it is done or closed.
+- `drop_all` releases no cache: its caller clears the backend.
+
+The reserved memory is returned in all cases, by `_forget_state`.
+
+Guards: tests/runtime/engine/test_engine.py, test_many_sequences.py and test_pool_full.py.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,11 +1,13 @@
 """Draft tokens that a constraint leaves no alternative to.
 
-The braces, keys and separators of a JSON schema need no choice: a pass takes all of them at once as draft tokens, and
-the constraint's masks accept them. So a forced token is verified like any other draft token, and the output does not
-depend on it. Where a token is free, another proposer may draft.
+The braces, keys and separators of a JSON schema need no choice: a pass takes up to MAX_DRAFT of them as draft tokens,
+and the constraint's masks accept them. So a forced token is verified like any other draft token, and the output does
+not depend on it. Where a token is free, another proposer may draft.
 
 `Drafting.proposers` wraps each proposer of a constrained sequence in one of these, so that its drafts keep to the
 grammar, too. `source` and `cost_s` change with every `update`: they are those of whichever drafts next.
+
+Guards: tests/runtime/engine/test_constraints.py.
 """
 
 from collections.abc import Sequence
