@@ -3,8 +3,12 @@
     answer = answerer.prepare(answerer.encode("Why?"), AnswerOptions(max_tokens=9))
     for event in answerer.stream(answer): ...
 
-For many at once, `submit` each prepared answer and call `step` while `has_work`. An answerer belongs to the thread
-that loaded its model.
+For many at once, `submit` each prepared answer and call `step` while `has_work`. `submit`, `stream`, `step` and
+`cancel_all` belong to the thread that loaded the model. `encode`, `prepare` and `prepare_grammars` may run on any
+thread, several at once (`app.engine.preparation`): they do not change the engine.
+
+Guards: tests/app/answer/test_answerer.py and test_structured.py; tests/app/engine/test_preparation.py and
+tests/test_api_threads.py for the threads.
 """
 
 import time
@@ -213,6 +217,9 @@ class Answerer:
         """Prepare the vocabulary for grammars, which takes up to a second, before the first of them."""
         with suppress(UsageError):  # raised again by an answer that needs it
             _ = self._grammars.trie.built
+
+    # Cached: threads that ask for the first time at once may each compute the value. Each result is whole and equal to
+    # the others, and the last one stays.
 
     @cached_property
     def _recommended(self) -> AnswerOptions:

@@ -1,7 +1,10 @@
 """OpenAI's `tools` and `tool_choice` as the tools of an answer.
 
 Tools that a service runs itself (web search, code interpreters) are ignored: a client offers them, and nothing here
-calls them. A custom tool, which takes one text, is a function with one parameter, and so is each of a namespace.
+calls them. A custom tool, which takes one text, becomes a function with one parameter. A namespace's functions keep
+their parameters, and get names with that of the namespace (`name_in`).
+
+Guards: tests/app/answer/test_tools.py.
 """
 
 import json
@@ -14,7 +17,8 @@ from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.config.value_types import Flag, read_value, shown
 from headrace.runtime.errors import UsageError
 
-MAX_TOOLS = 512  # of one request, and of one namespace
+# In the list of a request, and in that of a namespace. Of those that the model may call, `ToolUse` takes 256.
+MAX_TOOLS = 512
 _CHOICES = ("auto", "none", "required")
 _FLAT_FIELDS = frozenset({"name", "description", "parameters", "strict"})  # of a function in the Responses API
 _INPUT = "input"  # the parameter of a custom tool; `messages._calls` writes it into calls of a history

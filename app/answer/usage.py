@@ -1,7 +1,10 @@
 """Token counts, times and ends of answers for result documents, among them OpenAI's `usage` object.
 
-`run --json`, `batch` and the server's endpoints take their figures from here, so a figure has one name and one unit.
-A new field of `timings` needs a row in docs/server.md, which a test compares.
+`run --json`, `batch` and the server's endpoints take their times and speeds from here, so each has one name and one
+unit. Token counts have OpenAI's names of chat completions; `server.responses` and `server.anthropic` write those of
+their APIs. A new field of `timings` needs a row in docs/server.md, which a test compares.
+
+Guards: tests/app/server/test_openai_chat.py and test_page.py.
 """
 
 from collections.abc import Mapping, Sequence
