@@ -1,9 +1,14 @@
-// Queries, keys and values as 16-bit integers in the layout and scales of attend_rounded.h.
+// Queries, keys and values as 16-bit integers, in the layouts of QueryRows and EntryBlock (core/kernels.h).
 //
 // - A query gets a length of at most 65000 and a key one of less than 32768, the key by a power of two: by Cauchy-Schwarz
-//   no sum of products reaches 2^31 for any head size. The larger numbers of an f16 key stay exact.
-// - Values get 13 bits, each entry by a power of two of its own: exact within a factor of 8 of the entry's largest.
-// Infinities and NaN make the scale NaN.
+//   no sum of products reaches 2^31 for any head size. Numbers of at least a sixteenth of an f16 key's length stay exact.
+// - Values get 13 bits, each entry by a power of two of its own. In f16, numbers of at least a quarter of the entry's
+//   largest stay exact. 13 bits times the weights of attend_rounded.h stay below 2^31.
+//
+// Not finite: NaN in a query or key, and an infinite squared length of a key, make its scale NaN; a value makes the shares
+// of its block NaN. An infinite query has the factor 0 and an infinite scale: its scores are infinite or NaN.
+//
+// Guards: runtime/native/tests/attention.cpp, with the error bounds of attention_bounds.h.
 #pragma once
 
 #include "rounded.h"
@@ -14,7 +19,8 @@ constexpr int kRowVectors = W == 16 ? 3 : 2;  // of queries per entry
 constexpr int64_t kRoundedRows = kRowVectors * W;
 constexpr float kQueryLength = 65000.0f;
 constexpr float kLargest = 32767.0f;
-constexpr int kSmallestValue = -60;  // exponent: an entry of zeros has one, too
+// Exponent of entries whose numbers are smaller or zero: 2^60, and 2^(12 + 60) times their numbers, are finite in float32.
+constexpr int kSmallestValue = -60;
 static_assert(kRoundedRows <= kMaxRoundedRows && kRoundedEntries % W == 0);
 
 inline int exponent_of(float x) { return static_cast<int>(__builtin_bit_cast(uint32_t, x) >> 23 & 255) - 127; }
@@ -49,7 +55,8 @@ inline void request_block(const void* rows, int64_t entry, int64_t dim) {
   for (int64_t byte = 0; byte < dim * size_of(T); byte += 64) request(row + byte);
 }
 
-// Scale of a query to its length limit, or of its largest number to 16 bits.
+// Scale of a query to its length limit, or of its largest number to 16 bits. 1e-15, and its square below the root, keep it finite
+// for a query of zeros.
 inline float query_factor(const float* q, int64_t dim) {
   vf top = set1(1e-15f);
   for (int64_t d = 0; d < dim; d += W) top = max(top, max(load(q + d), sub(zero(), load(q + d))));
@@ -91,9 +98,9 @@ inline void round_keys(const HeadCache& kv, int64_t begin, int64_t n, const Entr
       squares[i] = first + i < n ? squares_of<T>(kv.keys, (begin + first + i) * kv.dim, kv.dim) : zero();
     }
     alignas(64) float lengths[W], factors[W];
-    store(lengths, max(set1(1e-30f), sums(squares)));  // squared
+    store(lengths, max(set1(1e-30f), sums(squares)));  // squared; of a key of zeros, both powers below are finite
     for (int i = 0; i < W; ++i) {
-      const int exponent = exponent_of(lengths[i]) >> 1;
+      const int exponent = exponent_of(lengths[i]) >> 1;  // of the root; the length becomes one from 2^14 to 2^15
       block.key_scales[first + i] = finite(lengths[i]) ? power_of_two(exponent - 14) : __builtin_nanf("");
       factors[i] = power_of_two(14 - exponent);
     }
@@ -129,7 +136,7 @@ inline void round_values_of(const HeadCache& kv, int64_t begin, int64_t n, const
       if (exponent < kSmallestValue) exponent = kSmallestValue;
       block.value_exponents[first + i] = static_cast<float>(exponent);
       block.value_shares[first + i] = power_of_two(-exponent);
-      factors[i] = power_of_two(12 - exponent);
+      factors[i] = power_of_two(12 - exponent);  // the largest becomes one from 2^12 to 2^13
     }
     for (int i = 0; i < W; i += 2) {
       const int64_t at = (begin + first + i) * kv.dim;
