@@ -1,15 +1,17 @@
 """Conversion of GGML tensor types to plain arrays or MLX affine quantization (`w = q * scale + bias`).
 
-Most blocks are affine over 32 weights and keep their codes: the 8, 16 or 128 that Q4_0, Q5_0 and Q8_0 subtract becomes
-the bias. IQ4_NL, IQ4_XS and MXFP4 look up 4-bit codes in a table of integers, which become affine codes of 8 and 5
-bits. Q6_K is affine over 16 weights. In float32 all of them equal the reference dequantizer bit for bit, up to the sign
-of zero. Q2_K, Q3_K, IQ1, IQ2, IQ3 and TQ, and Q6_K without support for groups of 16, are requantized to 8 bits. Experts
-in MXFP4 become MLX's mode of that name, with the same bits in another order.
+Q4, Q5 and Q8_0 blocks are affine over 32 weights and keep their codes: the 8, 16 or 128 that Q4_0, Q5_0 and Q8_0
+subtract, times the scale, becomes the bias. IQ4_NL, IQ4_XS and MXFP4 look up 4-bit codes in a table of integers, which
+become affine codes of 8 and 5 bits. Q6_K is affine over 16 weights. In float32 all of them equal the reference
+dequantizer bit for bit, up to the sign of zero. Q2_K, Q3_K, IQ1, IQ2, IQ3 and TQ, and Q6_K without support for groups
+of 16, are requantized to 8 bits. Experts in MXFP4 become MLX's mode of that name, with the same bits in another order.
 
 Scales and biases are float16 if that is exact, since a decode step reads them all, and float32 otherwise.
 
 A new type is an unpacker here with its row in `_UNPACK`, and its block in `header.BLOCKS`. Tests compare every type
 with the reference dequantizer. Dimensions: N blocks, G groups.
+
+Guards: tests/models/gguf/test_tensors.py and test_convert.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +33,7 @@ Bytes = npt.NDArray[Any]  # of uint8, which numpy's stubs lose over shifts and m
 Words = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float32]
 
-GROUP_SIZE = 32  # weights of most GGML blocks, and of MLX's smallest groups
+GROUP_SIZE = 32  # weights that share a scale in Q4, Q5, Q8_0, IQ4 and MXFP4, and in MLX's smallest groups
 # Types with scales that half precision would round, since they are products, or does not hold (powers of two).
 _WIDE = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4")
 _CHUNK_WEIGHTS = 1 << 18  # weights unpacked at a time: their codes fit a processor's cache
@@ -70,7 +72,10 @@ def stored_groups(tensor: RawTensor, *, groups_of_16: bool) -> Groups:
 
 
 def scale_type(kind: str, groups: Groups) -> str:
-    """Return the safetensors type that holds the scales and biases of affine matrices from any file of a type.
+    """Return the safetensors type of scales and biases that a linked file has for affine matrices of a type.
+
+    A type's scales are half precision in the file, and with them the biases, up to their range: `parts` refuses a Q8_0
+    block whose scale of 1000 makes a bias of -128,000. Types in `_WIDE` may need float32.
 
     groups: of the matrix (`stored_groups`). Where they are not the type's own, it was requantized.
     """
@@ -326,7 +331,8 @@ def _q6_k(blocks: Bytes) -> Unpacked:
     return codes, scale, -32 * scale, 0.0
 
 
-# Values of 4-bit codes, as codes of affine groups: with the lowest added
+# Values of 4-bit codes, as codes of affine groups, which start at 0: the bias has the 128 or 12 that is added here.
+# The lowest values are -127 and -12.
 _IQ4 = (np.array(IQ4_NL.kvalues, np.int16) + 128).astype(np.uint8)
 _FP4 = (np.array(MXFP4.kvalues, np.int8) + 12).astype(np.uint8)
 _MOST_EXPONENT = 251  # of an MXFP4 block, so that its largest code times its scale is finite in float32

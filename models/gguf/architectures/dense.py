@@ -1,6 +1,9 @@
 """Dense models: Llama and its kin, Qwen 1 to 3, Granite, MiniCPM, Phi-3, OLMo 2, Cohere 2, EXAONE, GLM-4 and others.
 
-Functions before the rows return entries of config.json that a family's files state in their own way.
+Functions before the rows return entries of config.json that a family's files state in their own way. `_baichuan` only
+refuses files, `_permuted_head` orders a norm's weights, and `_xielu` makes parameters from metadata.
+
+Guards: tests/models/gguf/test_convert.py, test_layered.py and test_config.py.
 """
 
 from dataclasses import replace
@@ -157,7 +160,11 @@ _KEY_NORM = "blk.0.attn_k_norm.weight"
 
 
 def _muse(metadata: Metadata, file: Contents, config: Config) -> Entries:
-    """Return the factors of Muse. The converter makes norms of heads from that of queries."""
+    """Return the factors and the rotation of Muse. Raises UnsupportedModelError for norms of heads with weights.
+
+    llama.cpp's converter writes the factor of scores as all weights of each layer's norm of queries, and ones as those
+    of keys. Layer 0 is read for all layers.
+    """
     queries = set(file.values(_QUERY_NORM) or ())
     if len(queries) != 1 or set(file.values(_KEY_NORM) or ()) != {1.0}:
         raise UnsupportedModelError("a Muse with weights of its norms of heads is not supported")
@@ -169,7 +176,7 @@ def _muse(metadata: Metadata, file: Contents, config: Config) -> Entries:
 
 
 def _spark(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
-    """Return the rotations of both kinds of layers."""
+    """Return the rotations of layers with and without windows, in place of the entries for all layers."""
     theta = config.pop("rope_theta")
     head = config["head_dim"]
     local = metadata.integer("{arch}.rope.dimension_count_swa", head, minimum=2, maximum=head)
@@ -186,12 +193,12 @@ def _spark(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
 
 def _xielu(metadata: Metadata, config: Config) -> dict[str, Vector]:
     """Return the parameters of the activations, which the file has as metadata."""
-    names = ("alpha_p", "alpha_n", "beta", "eps")
-    values = {name: metadata.numbers(f"xielu.{name}", config["num_hidden_layers"]) for name in names}
+    layers = config["num_hidden_layers"]
+    shapes = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
     return {
-        f"model.layers.{layer}.mlp.act_fn.{name}": np.full([1] * name.startswith("alpha"), value, np.float32)
-        for name, column in values.items()
-        for layer, value in enumerate(column)
+        f"model.layers.{layer}.mlp.act_fn.{name}": np.full(shape, value, np.float32)
+        for name, shape in shapes.items()
+        for layer, value in enumerate(metadata.numbers(f"xielu.{name}", layers))
     }
 
 
