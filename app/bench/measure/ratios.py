@@ -1,6 +1,8 @@
 """Ratios from repetitions measured side by side: headrace over peers, batches over one sequence.
 
 Speeds are paired by round, so that the machine's drift cancels out. `run.py` puts the rows into the document.
+
+Guards: tests/app/bench/test_session.py and test_views.py.
 """
 
 from collections.abc import Sequence
@@ -30,8 +32,9 @@ def ratios(results: Sequence[Result], peer: str) -> list[Ratio]:
 
 
 def paired_ratio(entry: Result, base: Result) -> PairedRatio:
-    """Return the speed of a test over that of another by round."""
-    pairs = list(zip(entry.samples, base.samples, strict=False))  # an interrupted round is not paired
+    """Return the geometric mean over rounds of a test's speed over that of another."""
+    # Samples stand in the order of rounds. An interrupted run may leave one test with a round more: it is not paired.
+    pairs = list(zip(entry.samples, base.samples, strict=False))
     ratio, (low, high) = geometric_ratio([a for a, _ in pairs], [b for _, b in pairs])
     return PairedRatio(ratio, low, high, len(pairs))
 

@@ -2,6 +2,8 @@
 
 Bandwidth, MBU and roofline cover decode steps only; a prefill is bound by arithmetic. All are computed from shapes,
 not read from a counter. `result` sets each field of `records.Result`, through one function below for each group.
+
+Guards: tests/app/bench/test_definitions.py, test_speculation.py and test_views.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -188,9 +190,9 @@ class _MemoryUse:
 
     kv_bytes: per step.
     achieved_gb_s: bytes of all steps over their time.
-    mbu: share of the measured peak.
+    mbu: mean of `mbu_paired`; without readings, the share of the measured peak; None if others used the CPU.
     mbu_nominal: share of the vendor's.
-    mbu_paired: share of the bandwidth measured around each repetition.
+    mbu_paired: share of the bandwidth read around each repetition, or of the peak for one that exceeds its reading.
     roofline: tokens per second at the measured peak.
     """
 

@@ -1,10 +1,13 @@
 """llama.cpp through llama-cpp-python. Usage: python llama_cpp_child.py MODEL.gguf CONTEXT THREADS KV_TYPE
 
-Tokens are chosen greedily by llama.cpp's own sampler. THREADS apply to prompts and decoding; by default the binding
-decodes on half of the cores. Each test uses flash attention or not, whichever is faster; K/V in 8 bits (KV_TYPE q8_0,
-else f16) needs it. Other settings are those of llama.cpp's own programs, which differ from the binding's defaults.
+Tokens are chosen greedily by llama.cpp's own sampler, those of workloads by the binding's with a temperature. THREADS
+apply to prompts and decoding; by default the binding decodes on half of the cores. Each test uses flash attention or
+not, whichever is faster; K/V in 8 bits (KV_TYPE q8_0, else f16) needs it. Micro-batches have the size of llama.cpp's
+own programs, and so have batches, but for those of workloads, which are as long as the context if that is more.
 Several sequences share one `llama_decode` per step, as in its server. Workloads use the binding's prompt lookup
 decoding with the faster of two draft lengths. Protocol: `app.bench.measure.children`.
+
+Guards: tests/app/bench/test_kv_formats.py.
 """
 
 import json

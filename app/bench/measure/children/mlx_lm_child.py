@@ -62,7 +62,6 @@ class MlxLm:
             arrivals.append(time.perf_counter())
             last = response
         self._caches[depth] = cache
-        arrivals = arrivals[:num_chosen]  # its last response repeats the last token
         own_speed = None
         if generate and not prompt:
             # mlx-lm divides all tokens by the time after the first; these are intervals.
