@@ -3,6 +3,8 @@
 `headrace batch` and `run --samples` draw it:
 
 412/1000 done · 2 failed · 8 running · 578 waiting · 312 tok/s · K/V 37 % · 4 min 10 s left
+
+Guards: tests/app/batch/test_run.py.
 """
 
 import time
@@ -41,7 +43,7 @@ class Counts:
 
 
 class ProgressLine:
-    """Draws progress. Call `before(stream)` before writing to a stream that may share the terminal."""
+    """Draws progress. Before a write to a stream that may share the terminal, call what `before(stream)` returned."""
 
     def __init__(self, *, quiet: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._line = RedrawnLine(quiet=quiet)

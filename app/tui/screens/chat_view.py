@@ -1,7 +1,10 @@
 """The chat's widgets, drawn from the conversation; the chat's actions work on them through it.
 
-The poller calls `sync` when there is news, and `extend_last_line` for text alone. `sync` compares with what was drawn:
-a widget that shows something new has to be drawn there, and its cause has to be in the tuple of `_follow_state`.
+The poller calls `sync` with every poll, unless text alone came: `extend_last_line` draws that, or it waits for the next
+layout. `sync` compares with what was drawn: a widget that shows something new has to be drawn there, and its cause has
+to be in the tuple of `_follow_state`.
+
+Guards: tests/tui/test_chat.py, test_text_flow.py and test_queue.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -149,7 +152,8 @@ class ChatView:
     def _follow_state(self, *, empty: bool) -> None:
         """Draw keys, status, notice and queue if the state they show changed."""
         conversation = self.conversation
-        # All that they depend on has to be in here, except the progress of a load, for which `sync` draws them.
+        # All that they depend on has to be in here, except the progress of a load, for which `sync` draws them, and the
+        # speed, for which the poller draws the status with the figures.
         drawn = (
             conversation.phase == "idle",
             self.state.engine.state,

@@ -1,6 +1,9 @@
 """Download progress of the model that is being loaded, with the facts that the catalog has of it.
 
-`ChatView.sync` calls `update` with every poll; `DownloadProgress` (`app/tui/transcript/download.py`) draws.
+`ChatView.sync` calls `update`, with every poll but those of text alone; `DownloadProgress`
+(`app/tui/transcript/download.py`) draws.
+
+Guards: tests/tui/test_first_download.py.
 """
 
 import time
