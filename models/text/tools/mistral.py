@@ -3,6 +3,8 @@
 [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "a1b2c3d4e"}]
 [TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}
 [TOOL_CALLS]get_weather[CALL_ID]a1b2c3d4e[ARGS]{"city": "Paris"}
+
+Guards: tests/models/text/tools/test_forms.py and test_round_trip.py.
 """
 
 import re
@@ -44,8 +46,10 @@ class Mistral(ToolForm):
         self.rule_begin = BEGIN
         self._begin, self._arguments, self._id = map(marks, MARKUP)
         self.begins = (self._begin,)
-        # The text before a call's arguments: the name, an identifier if the model writes one, and [ARGS] if it is no
-        # text. `_begun` matches each beginning of it.
+        # Three patterns of the text before a call's arguments. A change of one is a change of all.
+        # `_head`, from the name to `{`: `get_weather[CALL_ID]a1b2c3d4e[ARGS]`. Both may be missing after the name.
+        # `head`, that of `ToolForm`, from the mark on: `[TOOL_CALLS]get_weather[ARGS]`.
+        # `_begun`, any beginning of `_head`: `get_weather[CALL_ID]a1b2c3d4e[AR`.
         stops = f"[^{re.escape(self._arguments[0])}{{]*"
         id = f"{re.escape(self._id)}{stops}"
         self._head = re.compile(f"{_NAME}(?:{id})?(?:{re.escape(self._arguments)})?(?={{)")

@@ -1,6 +1,8 @@
 """Calls as tagged keys and values, in markup that is known without asking the template.
 
 Rows of `table.FORMS` make them. Those of `Written` in a template's own markup need no class here.
+
+Guards: tests/models/text/tools/test_forms.py and test_round_trip.py.
 """
 
 import re
@@ -71,16 +73,18 @@ class QwenCoder(Written):
         self._call_end = marks("</tool_call>")
 
     def read(self, text: str, *, final: bool) -> Reading | None:
-        # The name.
+        # The name. Without `<tool_call>` the call begins at 0.
         start = 0
         if text.startswith(self.begins[0]):
             start = len(self.begins[0])
+        # As text if it is no call: at least a character, since a reading of none would be read again and again.
+        no_call_length = max(1, start)
         body = text[start:].lstrip()
         if not body.startswith(_FUNCTION_BEGIN):
-            return no_call(max(1, start), final=final or not _FUNCTION_BEGIN.startswith(body))
+            return no_call(no_call_length, final=final or not _FUNCTION_BEGIN.startswith(body))
         head = _FUNCTION.match(text, start)
         if head is None:
-            return no_call(max(1, start), final=final)
+            return no_call(no_call_length, final=final)
 
         # Parameters, and the end of the call.
         position = head.end()
@@ -90,7 +94,7 @@ class QwenCoder(Written):
             position = parameter.end()
         close = _FUNCTION_END.match(text, position)
         if close is None:
-            return no_call(max(1, start), final=final)
+            return no_call(no_call_length, final=final)
         call = tagged_call(head[1].strip(), pairs, self._tools)
 
         # The closing tag, if the call began with the opening one.
@@ -103,7 +107,10 @@ class QwenCoder(Written):
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         calls, rules = self._tagged_rules(literal).calls(tools)
-        return "\n".join([f'rest: "\\n<function=" ({calls}) "</function>\\n" {literal("</tool_call>")}', *rules])
+        # `<tool_call>` is the form's `rule_begin`; both tags may be control tokens, the markup between is text.
+        begin = quoted(_QWEN_CODER.begin.removeprefix("<tool_call>"))
+        end = quoted(_QWEN_CODER.end.removesuffix("</tool_call>"))
+        return "\n".join([f"rest: {begin} ({calls}) {end} {literal('</tool_call>')}", *rules])
 
 
 _MUSE = Markup(
@@ -147,10 +154,12 @@ class Muse(Written):
         return Reading(start + reading.length, reading.calls)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
-        names, rules = self._tagged_rules(literal).calls(tools)
+        _, rules = self._tagged_rules(literal).calls(tools)
         begin = quoted(_MUSE.begin)
         end = quoted(_MUSE.end)
-        # The name stands in the head of the message, too.
+        # The name stands in the head of the message, too. `call0` and the next ones are the rules of `TaggedRules`.
+        messages: list[str] = []
         for number, tool in enumerate(tools):
+            messages.append(f"whole{number}")
             rules.append(f"whole{number}: SPACE? {literal(f'to={tool.name}<|message|>')} {begin} call{number} {end}")
-        return "\n".join([f"rest: {names.replace('call', 'whole')}", *rules])
+        return "\n".join([f"rest: {' | '.join(messages)}", *rules])
