@@ -19,6 +19,20 @@ def state_usual_names(config: Config, names: Mapping[str, str]) -> None:
             config[usual] = config[stated]
 
 
+def widened(config: Config, key: str) -> int | None:
+    """Return the hidden size times the factor of this key, rounded down; None if the config lacks either.
+
+    Raises CheckpointError for a factor that is no positive number, or too large.
+    """
+    width = config.get("hidden_size")
+    if type(width) is not int or config.get(key) is None:
+        return None
+    product = width * Fields(config).positive(key)
+    if product >= 2**31:
+        raise CheckpointError(f"config.json: {key} is too large, {config[key]!r:.60}")
+    return int(product)
+
+
 def ropes_of(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
     """Return (rotation of full-attention layers, rotation of sliding layers)."""
     if architecture.ropes is not None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from headrace.models.architectures.architecture import MIXER, Architecture, Config
 from headrace.models.architectures.config import DecoderConfig, Family, MixerConfig, NormNames, ScanConfig
 from headrace.models.architectures.fields import Fields
-from headrace.models.architectures.layers import state_usual_names
+from headrace.models.architectures.layers import state_usual_names, widened
 from headrace.models.architectures.mixers import mixer_sizes, step_limits
 
 # Tokens. Nothing in these models has positions, and configs state no limit: that of llama.cpp's converter.
@@ -20,10 +20,9 @@ _NAMES = (("model.embeddings.", "model.embed_tokens."), ("model.norm_f.", "model
 
 def _mamba2_keys(config: Config) -> None:
     """Add the inner width, which transformers' class computes and mlx-lm's reads, and the mixer's heads."""
-    width = config.get("hidden_size")
-    factor = config.get("expand")
-    if type(width) is int and isinstance(factor, int | float):
-        config.setdefault("intermediate_size", int(width * factor))
+    inner = widened(config, "expand")
+    if inner is not None:
+        config.setdefault("intermediate_size", inner)
     state_usual_names(config, {"num_heads": "num_attention_heads", "n_groups": "num_key_value_heads"})
 
 
@@ -100,5 +99,10 @@ ROWS = (
         runs=lambda fields: fields.count("intermediate_size") % 16 == 0,
         complete=_without_feed_forwards,
     ),
-    Architecture("falcon_mamba", same_as="mamba", constants={"use_bcdt_rms": True, "mixer_rms_eps": 1e-6}),
+    Architecture(
+        "falcon_mamba",
+        same_as="mamba",
+        constants={"use_bcdt_rms": True, "mixer_rms_eps": 1e-6},
+        add_keys=_mamba_keys,  # not taken from the shared row
+    ),
 )

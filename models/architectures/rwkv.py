@@ -9,6 +9,7 @@ from dataclasses import replace
 from headrace.models.architectures.architecture import Architecture, Config
 from headrace.models.architectures.config import DecoderConfig, Family, MixerConfig, NormNames, TimeMixConfig
 from headrace.models.architectures.fields import Fields
+from headrace.models.architectures.layers import widened
 from headrace.models.architectures.mixers import mixer_sizes
 
 _CONTEXT = 1 << 20  # tokens, as in llama.cpp's converter: nothing has positions
@@ -24,9 +25,10 @@ def _add_keys(config: Config) -> None:
         return
     if type(size) is int and size > 0:
         config["num_attention_heads"] = config["num_key_value_heads"] = width // size
-    ratio = config.get("hidden_ratio")
-    if config.get("intermediate_size") is None and isinstance(ratio, int | float):
-        config["intermediate_size"] = -(-int(width * ratio) // _ROUNDED) * _ROUNDED
+    if config.get("intermediate_size") is None:
+        inner = widened(config, "hidden_ratio")
+        if inner is not None:
+            config["intermediate_size"] = -(-inner // _ROUNDED) * _ROUNDED  # rounded up
 
 
 def _mixer(fields: Fields) -> MixerConfig:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.models.architectures.config import DecoderConfig
+from headrace.models.architectures.config import DecoderConfig, ScanConfig
 from headrace.models.architectures.read import decoder_config
 from headrace.models.checkpoint.normalize import normalized
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
@@ -302,3 +302,22 @@ def test_a_list_by_layer_of_another_length_is_refused(key: str, listed: list[str
     config = mlx_lm_models.config_of("laguna")
     with pytest.raises(CheckpointError, match=f"{key} does not list 2 layers"):
         decoder_config(normalized({**config, key: listed}))
+
+
+@pytest.mark.parametrize(("stated", "rank"), [("auto", 4), (3, 3)])
+def test_a_falcon_mamba_states_no_heads(stated: object, rank: int) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "state_size": 16, "conv_kernel": 4}
+    config = {"model_type": "falcon_mamba", "num_hidden_layers": 2, "vocab_size": 96, "time_step_rank": stated, **sizes}
+    decoder = decoder_config(normalized(config))
+    assert decoder is not None
+    for layer in decoder.layers:
+        assert layer.mixer is not None
+        assert layer.mixer.scan == ScanConfig(rank, norm_eps=1e-6)
+
+
+@pytest.mark.parametrize("factor", [float("inf"), float("nan"), 10**400, 1e29, -1, "2"])
+@pytest.mark.parametrize(("kind", "key"), [("rwkv7", "hidden_ratio"), ("mamba2", "expand")])
+def test_an_impossible_factor_of_the_width_is_named(kind: str, key: str, factor: object) -> None:
+    with pytest.raises(CheckpointError, match=key) as caught:
+        normalized({"model_type": kind, "hidden_size": 64, key: factor})
+    assert len(str(caught.value)) < 200
