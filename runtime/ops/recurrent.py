@@ -7,7 +7,7 @@ B = batch, T = new tokens, N = tokens of all sequences, Hv = heads, Hk = heads o
 C = channels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
@@ -15,6 +15,7 @@ from headrace.runtime.ops.mixers import MixerSpec
 
 STOCK_KINDS = ("scan", "wkv")
 _LENGTH_EPS = 1e-6  # added to the squared length of queries and keys
+_PIECE = 32  # tokens of a recurrence in stock MLX that are evaluated together
 
 
 def recurrence(
@@ -79,9 +80,9 @@ def _mix(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.ar
     """
     sizes = spec.sizes
     if sizes.kind == "scan":
-        return _scan(x, state, spec)
+        return _in_pieces(_scan, x, state, spec)
     if sizes.kind == "wkv":
-        return _wkv(x, state, spec)
+        return _in_pieces(_wkv, x, state, spec)
     # Stage 1: the convolution.
     assert spec.taps is not None
     count = x.shape[1]
@@ -164,6 +165,28 @@ def _parts(x: mx.array, ends: int | list[int]) -> list[mx.array]:
     They are copied: MLX computes other bits of an exponential where numbers do not stand one after the other.
     """
     return [mx.contiguous(part) for part in mx.split(x[0], ends, axis=-1)]
+
+
+def _in_pieces(
+    run: Callable[[mx.array, mx.array, MixerSpec], tuple[mx.array, mx.array]],
+    x: mx.array,
+    state: mx.array,
+    spec: MixerSpec,
+) -> tuple[mx.array, mx.array]:
+    """Run a recurrence over pieces of the tokens, each evaluated after the one before. Bits do not depend on pieces.
+
+    x (1, T, projected) -> (1, T, Hv * Dv), and the flat state.
+    """
+    ys: list[mx.array] = []
+    for first in range(0, x.shape[1], _PIECE):
+        piece = x[:, first : first + _PIECE]
+        if first:
+            # MLX may evaluate terms of all tokens before it uses the first. Each has the size of a state, so a chunk of
+            # 512 tokens would take that of 512 states.
+            [piece] = mx.depends([piece], [ys[-1], state])
+        y, state = run(piece, state, spec)
+        ys.append(y)
+    return mx.concatenate(ys, axis=1), state
 
 
 def _scan(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.array]:
