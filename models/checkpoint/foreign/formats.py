@@ -33,6 +33,8 @@ AFFINE_GROUPS = (128, 64, 32)  # MLX's group sizes, largest first
 
 # mlx-lm's classes read these formats for a few architectures, and refuse other shapes.
 _LEFT_TO_MLX_LM = ("mxfp4", "mxfp8", "bitnet")
+# Families whose classes read FP8 with scales of 32 x 32 blocks, see `_is_mxfp8`.
+_READ_MXFP8 = ("deepseek_v41", "deepseek_v41_text")
 # Tensors next to a quantized matrix that its weights do not need: quantization of activations and K/V.
 _IGNORED = (
     "input_scale", "activation_scale", "input_scale_ub", "input_zero_point", "output_scale", "k_scale", "v_scale",
@@ -55,7 +57,10 @@ def recognise(config: Mapping[str, object], tensors: Mapping[str, TensorInfo]) -
     if not isinstance(section, Mapping):
         raise CheckpointError("config.json: quantization_config is not an object")
     method = section.get("quant_method")
-    if _is_mxfp8(section, tensors):
+    if config.get("model_type") in _READ_MXFP8 and _is_mxfp8(section, tensors):
+        weights = {name for name in tensors if _has_own_scale(name, tensors)}
+        scales = {f"{name.removesuffix('weight')}scale" for name in weights}
+        _refuse_unexplained({name: tensors[name] for name in tensors.keys() - weights - scales}, mlx=False)
         return None
     if method in _LEFT_TO_MLX_LM or _is_nvfp4(section):
         if any(info.dtype in ("F8_E4M3", "I8") and name.endswith("weight") for name, info in tensors.items()):

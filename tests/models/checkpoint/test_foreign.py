@@ -185,6 +185,25 @@ def test_unexplained_tensor_types_are_refused(tmp_path: Path, dtype: str, sectio
         open_checkpoint(write_tensors(tmp_path, tensors, {**CONFIG, **section}))
 
 
+BLOCKS_OF_32 = {"quant_method": "fp8", "scale_fmt": "ue8m0", "weight_block_size": [32, 32]}
+
+
+@pytest.mark.parametrize(("kind", "with_scale"), [("llama", True), ("deepseek_v41", False)])
+def test_scales_of_small_blocks_are_left_to_one_family(tmp_path: Path, kind: str, with_scale: bool) -> None:
+    tensors: Tensors = {}
+    for number in (1, 2):
+        tensors[f"layers.{number}.weight"] = (np.ones((64, 64), np.uint8), "F8_E4M3")
+        tensors[f"layers.{number}.scale"] = (np.ones((2, 2), np.uint8), "F8_E8M0")
+    complaint = r"layers\.1\.scale"
+    if not with_scale:
+        del tensors["layers.2.scale"]
+        complaint = r"layers\.2\.weight is F8_E4M3"
+    directory = write_tensors(tmp_path, tensors, {**CONFIG, "model_type": kind, "quantization_config": BLOCKS_OF_32})
+    with pytest.raises(UnsupportedModelError, match=complaint) as caught:
+        open_checkpoint(directory)
+    assert caught.value.hint
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", sorted(FORMATS))
 @pytest.mark.parametrize("fault", ["a part is gone", "scales of another shape", "scales of another type"])
