@@ -50,7 +50,7 @@ class StepShape:
     head_dim: int
     context_length: int  # positions that the model was made for
     matrices: Sequence[Matrix]
-    vector_bytes: int  # norms and other small weights, read once per step
+    vector_bytes: int  # norms and other small weights, which count once per step, also where layers run several times
     kv: Sequence[LayerKV]  # as in `StepCost`
     resident_bytes: int  # all weights in memory
     kv_format: KVFormat = FLOAT16  # of `kv`

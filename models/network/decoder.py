@@ -11,6 +11,7 @@ size, V vocabulary.
 
 from copy import copy
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import mlx.core as mx
@@ -225,7 +226,10 @@ class Decoder:
 
     @property
     def cost(self) -> StepCost:
-        """Return bytes and FLOPs of a step, from the arrays that it reads."""
+        """Return bytes and FLOPs of a step, from the arrays that it reads.
+
+        Where layers run several times in a step, their matrices count each time, norms and other vectors once.
+        """
         read = {id(array): array for array in self._arrays}
         read.pop(id(self._ones), None)
         looked_up: list[mx.array] = []  # of tables, of which a step reads single rows
@@ -245,7 +249,8 @@ class Decoder:
         factors = [factor for pair in self._adapter for factor in pair]
         if factors:
             numbers = sum(factor.rows * factor.columns for factor in factors)
-            matrices.append(Matrix("adapter", 1, numbers, 1, sum(factor.nbytes for factor in factors)))
+            factor_bytes = sum(factor.nbytes for factor in factors)
+            matrices.append(Matrix("adapter", 1, numbers, 1, factor_bytes, reads=Fraction(self.config.loops)))
         return step_cost(
             matrices,
             nbytes - sum(matrix.count * matrix.nbytes for matrix in matrices),

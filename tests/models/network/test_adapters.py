@@ -129,6 +129,21 @@ def test_a_step_counts_the_adapters_bytes(tmp_path: Path) -> None:
     assert adapted.step_flops(10) > plain.step_flops(10)
 
 
+def test_every_loop_reads_the_adapter(tmp_path: Path) -> None:
+    added = []
+    for loops in (1, 2):
+        folder = tmp_path / str(loops)
+        base = write_mlx_lm_model(folder / "base", {**config_of("nanbeige"), "num_loops": loops})
+        write_byte_tokenizer(base)
+        write_adapter(folder / "adapter", base)
+        quantized = _quantized(folder, base)
+        plain = _network(quantized).cost
+        adapted = _network(quantized, folder / "adapter").cost
+        added.append((adapted.weight_bytes - plain.weight_bytes, adapted.weight_flops - plain.weight_flops))
+    [(nbytes, flops), twice] = added
+    assert twice == (2 * nbytes, 2 * flops)
+
+
 def test_kv_keys_differ_by_adapter(tmp_path: Path) -> None:
     base = _model(tmp_path)
     write_adapter(tmp_path / "a", base)
