@@ -206,9 +206,13 @@ class BlockTable(ReusableCache):
         return self.pool.cache_blocks(self._parent(self.pool), tokens, decode_written, blocks)
 
     def cache_blocks(self, tokens: Sequence[int], *, end: bool = False) -> PrefixNode | None:
-        """See `ReusableCache`. With recurrent state and nothing pending, a partial last block is cached, too."""
+        """See `ReusableCache`. With recurrent state and nothing pending, a partial last block is cached, too.
+
+        Without K/V, it is cached only then: its node would have nothing to look up.
+        """
         settled = bool(self.states) and self.length == self.committed
-        node = super().cache_blocks(tokens, end=end or settled)
+        has_kv = bool(self.tables)
+        node = super().cache_blocks(tokens, end=settled or (end and has_kv))
         if settled and node is not None:
             self.pool.keep_states(node, self.states)
         return node
@@ -220,6 +224,8 @@ class BlockTable(ReusableCache):
         if self.states:
             num_dropped = len(self._decode_written) - self.length  # the list is cut last, by the base class
             self._restore_states(num_dropped)
+        if len(self._nodes) > self.length // BLOCK:
+            self.pool.prune(self._nodes[-1])  # one that has neither a block nor a state
         super()._shorten(pending)
 
     def _restore_states(self, num_dropped: int) -> None:

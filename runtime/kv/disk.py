@@ -266,6 +266,7 @@ def load_blocks(pool: BlockPool, tokens: Sequence[int], store: DiskStore) -> int
         loaded += 1
     for group, number in reversed(used):
         pool.release(group, number)
+    pool.prune(parent)  # without K/V, blocks after the last stored state are of no use
     return loaded
 
 

@@ -251,7 +251,7 @@ class BlockPool:
             oldest = next(iter(self._stateful))
             del self._stateful[oldest]
             oldest.states = None
-            self._prune(oldest)
+            self.prune(oldest)
 
     def states_of(self, node: PrefixNode) -> list[mx.array] | None:
         """Return the recurrent state after a node's last entry, if kept, as the most recently used one."""
@@ -330,12 +330,13 @@ class BlockPool:
             self._remove(node)
             return
         # A windowed group alone lost its block: the node stays while it has others.
-        self._prune(node)
+        self.prune(node)
 
-    def _prune(self, node: PrefixNode | None) -> None:
+    def prune(self, node: PrefixNode | None) -> None:
         """Remove a node without blocks, state and nodes after it, then those before it that are so without it.
 
-        The nodes of a pool without layer groups have states alone.
+        The nodes of a pool without layer groups have states alone: one without is of use only to a sequence that goes
+        on after it, and nothing evicts it later.
         """
         while node is not None and node.parent is not None:
             if node.children or node.states is not None or any(block is not None for block in node.blocks):

@@ -5,6 +5,7 @@ reader believes is noticed at once.
 """
 
 from collections import Counter
+from pathlib import Path
 from random import Random
 from typing import Any, cast
 
@@ -17,10 +18,11 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from headrace.runtime.errors import PoolFullError
 from headrace.runtime.kv.block_table import NO_BLOCK, BlockTable
 from headrace.runtime.kv.cache import KVShape
+from headrace.runtime.kv.disk import DiskStore, StoredBlock, file_names, load_blocks
 from headrace.runtime.kv.pool import BlockPool
-from headrace.runtime.kv.prefix_index import matching_entries
+from headrace.runtime.kv.prefix_index import digest, matching_entries
 from headrace.runtime.metrics.cost import ROLLBACK
-from headrace.runtime.ops import BLOCK, Phase
+from headrace.runtime.ops import BLOCK, MixerSizes, MixerSpec, Phase
 from headrace.runtime.ops.kv_format import FLOAT16
 
 LIMIT = 7 * BLOCK
@@ -312,6 +314,46 @@ def test_a_prefix_match_needs_the_blocks_of_the_window_only() -> None:
         pool._evict(1, oldest)
     assert matching_entries(pool.lookup(tokens)) == len(tokens)
     assert matching_entries(pool.lookup(tokens[: 2 * BLOCK])) < BLOCK
+
+
+class States(Memory):
+    """Recurrent state alone: no layer has K/V."""
+
+    shape = KVShape(
+        1, 1, 16, FLOAT16, recurrent=(0,), mixers=(MixerSpec(MixerSizes("conv", 1, 0, 0, 16, 2)),), without=(0,)
+    )
+
+    @staticmethod
+    def fresh_states() -> list[mx.array]:
+        return [mx.zeros((16,))]
+
+
+def test_nodes_without_state_go_with_their_sequence() -> None:
+    pool = BlockPool((), [], cast(Any, States(0, 0)))
+    tokens = [1] * (2 * BLOCK + 9)
+    for number in range(50):
+        cache = BlockTable(pool, LIMIT)
+        cache.reserve(len(tokens))
+        cache.advance(len(tokens))
+        cache.commit(len(tokens) - 1)  # one is pending
+        cache.cache_blocks([number, *tokens[1:]], end=number % 2 == 1)
+        assert len(pool.index.root.children) == 1
+        cache.close()
+        assert not pool.index.root.children
+    filled(pool, tokens).close()
+    assert matching_entries(pool.lookup(tokens)) == len(tokens)
+
+
+def test_stored_blocks_without_state_are_not_kept(tmp_path: Path) -> None:
+    pool = BlockPool((), [], cast(Any, States(0, 0)))
+    store = DiskStore(tmp_path, max_bytes=100_000)
+    tokens = (1,) * BLOCK
+    phases = bytes(BLOCK)
+    parent = pool.index.root.key
+    [(name, _)] = file_names(parent, tokens)
+    assert store.put(name, StoredBlock(parent, digest(parent, tokens, phases), tokens, phases, (None,)))
+    assert load_blocks(pool, tokens, store) == 1
+    assert not pool.index.root.children
 
 
 def test_keys_depend_on_the_weights() -> None:
