@@ -131,7 +131,7 @@ class MixerConfig:
     """Recurrent mixing of a layer, from which `network.layers` makes a `runtime.ops.MixerSpec`."""
 
     sizes: "MixerSizes"  # its kind, too: "delta", "kda", "ssm" or "conv"
-    eps: float  # of the mixer's own norm
+    eps: float  # of the mixer's own norm; unused by "conv", which has none
     steps: tuple[float, float] = (0.0, float("inf"))  # least and largest step, "ssm" only
     by_key_head: bool = False  # "delta" with joined projections, the rows of each key head together (Qwen3-Next)
     norm_parts: int = 1  # parts that are normalized by themselves, "ssm" only; 0: no norm
@@ -153,7 +153,10 @@ class MixerConfig:
 
     @property
     def fits(self) -> bool:
-        """True if the kernels run it: keys in whole registers of 16 numbers, and a short convolution."""
+        """True if the kernels run its first state: keys in whole registers of 16 numbers, and a short convolution.
+
+        Stock MLX runs further states ("scan", "wkv").
+        """
         sizes = self.sizes
         recurs = sizes.key_dim % 16 == 0 and sizes.key_heads > 0 and sizes.heads % sizes.key_heads == 0
         parts = not self.norm_parts or sizes.inner % self.norm_parts == 0

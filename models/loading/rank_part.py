@@ -182,7 +182,10 @@ def _divided(
     """Return one rank's part of a decoder. Raises UsageError for models that cannot be divided."""
     named = checkpoint.config.get("model_type")
     if long_rope(config) is not None or not config.splits:
-        raise UsageError(f"several ranks: a {named} of this variant runs on one machine only")
+        raise UsageError(
+            f"several ranks: a {named} of this variant runs on one machine only",
+            "start it without --hosts",
+        )
     if split.kind not in config.splits:
         raise UsageError(
             f"{split.kind}: layers of this {named} run several times in a step",

@@ -5,7 +5,7 @@ pass is run. A follower repeats the calls on its own part of the model, so block
 are the same.
 
     LeaderNetwork.kv_backend -> LeaderBackend -> LeaderCache    each logs, then calls the rank's own object
-    Leader.log, flush, ask -> Link -> `_Repeated` (runtime/ranks/follower.py), which has a method for each call
+    Leader.log, flush, ask -> PeerConnection -> `_Repeated` (runtime/ranks/follower.py): a method for each call
 
 A new call is added in both files. To the engine all of this looks like one machine (`runtime.network`).
 tests/runtime/ranks/ and tests/app/hosts/ compare answers with those of one rank.
