@@ -8,6 +8,7 @@ Guards: tests/app/engine/test_kv_disk_cache.py; for the key, tests/models/networ
 test_adapters.py.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -94,6 +95,10 @@ def _built() -> int:
 
     Networks compute K/V, those of mlx-lm included, from weights that `models` reads or converts.
     """
-    folders = [Path(folder) for package in (runtime, models) for folder in package.__path__]
-    files = (file for folder in folders for file in folder.rglob("*.*") if file.suffix != ".pyc")
-    return max(file.stat().st_mtime_ns for file in files)
+    newest = 0
+    for top in (*runtime.__path__, *models.__path__):
+        for folder, _, names in os.walk(top):  # faster than `Path.rglob`: a start waits for it
+            if not folder.endswith("__pycache__"):
+                times = [Path(folder, name).stat().st_mtime_ns for name in names]
+                newest = max([newest, *times])
+    return newest
