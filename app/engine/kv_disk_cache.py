@@ -97,8 +97,9 @@ def _built() -> int:
     """
     newest = 0
     for top in (*runtime.__path__, *models.__path__):
-        for folder, _, names in os.walk(top):  # faster than `Path.rglob`: a start waits for it
+        for folder, _, names in os.walk(top):
             if not folder.endswith("__pycache__"):
-                times = [Path(folder, name).stat().st_mtime_ns for name in names]
+                # Without a `Path` for each file, in a third of the time: a start waits for it.
+                times = [os.stat(f"{folder}/{name}").st_mtime_ns for name in names]  # noqa: PTH116
                 newest = max([newest, *times])
     return newest
