@@ -10,6 +10,7 @@ test_adapters.py.
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
@@ -100,6 +101,7 @@ def _built() -> int:
         for folder, _, names in os.walk(top):
             if not folder.endswith("__pycache__"):
                 # Without a `Path` for each file, in a third of the time: a start waits for it.
-                times = [os.stat(f"{folder}/{name}").st_mtime_ns for name in names]  # noqa: PTH116
-                newest = max([newest, *times])
+                for name in names:
+                    with suppress(FileNotFoundError):  # an editor's lock, gone or pointing nowhere
+                        newest = max(newest, os.stat(f"{folder}/{name}").st_mtime_ns)  # noqa: PTH116
     return newest

@@ -14,8 +14,8 @@ _MESSAGE = (
 )
 
 
-# Changes of rows, with the id of the session each belongs to. Deleting an empty session is none: the next
-# `SessionStore.create` in the file deletes it, if it is still empty.
+# Changes of rows, with the id of the session each belongs to. Deleting an empty session is none: a
+# `SessionStore.create` in the file deletes it a day later, if it is still empty.
 _SESSION_BY_CHANGE = {
     "INSERT ON sessions": "new.id",
     "UPDATE ON sessions": "new.id",

@@ -241,7 +241,10 @@ def store_blocks(pool: BlockPool, tokens: Sequence[int], store: DiskStore, stop:
 
 
 def load_blocks(pool: BlockPool, tokens: Sequence[int], store: DiskStore) -> int:
-    """Cache the store's blocks of `tokens` that the pool lacks, until it is full, and return how many."""
+    """Cache the store's blocks of `tokens` that the pool lacks, until it is full, and return how many were read.
+
+    Of a pool without K/V, those after the last stored state do not stay.
+    """
     index = pool.index
     path = index.find(tokens, True)
     parent = index.root
@@ -266,7 +269,7 @@ def load_blocks(pool: BlockPool, tokens: Sequence[int], store: DiskStore) -> int
         loaded += 1
     for group, number in reversed(used):
         pool.release(group, number)
-    pool.prune(parent)  # without K/V, blocks after the last stored state are of no use
+    pool.prune(parent)
     return loaded
 
 

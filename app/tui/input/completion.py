@@ -133,7 +133,11 @@ def _compare_arguments() -> list[str]:
         presets = [f"preset={shlex.quote(name)}" for name in load_presets()]
     except HeadraceError:  # reported when a preset is applied
         presets = []
-    return [*Store().names(), *presets, *(f"{name}=" for name in SAMPLING_ROWS), "system=", "model="]
+    try:
+        models = Store().names()
+    except HeadraceError:  # `headrace doctor` reports an unreadable folder
+        models = []
+    return [*models, *presets, *(f"{name}=" for name in SAMPLING_ROWS), "system=", "model="]
 
 
 # -- paths: after `@` or `/file `, also in quotes; one directory is read ---------------------------------------------

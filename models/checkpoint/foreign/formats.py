@@ -60,7 +60,8 @@ def recognise(config: Mapping[str, object], tensors: Mapping[str, TensorInfo]) -
     if config.get("model_type") in _READ_MXFP8 and _is_mxfp8(section, tensors):
         weights = {name for name in tensors if _has_own_scale(name, tensors)}
         scales = {f"{name.removesuffix('weight')}scale" for name in weights}
-        _refuse_unexplained({name: tensors[name] for name in tensors.keys() - weights - scales}, mlx=False)
+        others = [name for name in tensors.keys() - weights - scales if _is_read_by_class(name)]
+        _refuse_unexplained({name: tensors[name] for name in others}, mlx=False)
         return None
     if method in _LEFT_TO_MLX_LM or _is_nvfp4(section):
         if any(info.dtype in ("F8_E4M3", "I8") and name.endswith("weight") for name, info in tensors.items()):
@@ -78,6 +79,11 @@ def _is_mxfp8(section: Mapping[str, object], tensors: Mapping[str, TensorInfo]) 
     """
     blocks = section.get("scale_fmt") == "ue8m0" and section.get("weight_block_size") == [32, 32]
     return section.get("quant_method") == "fp8" and blocks and any(_has_own_scale(name, tensors) for name in tensors)
+
+
+def _is_read_by_class(name: str) -> bool:
+    """Return whether mlx-lm's class of DeepSeek V4.1 reads a tensor: none of images, prediction heads and engrams."""
+    return not name.startswith(("vision.", "aligner.", "image_", "mtp.")) and ".engram." not in name
 
 
 def _has_own_scale(name: str, tensors: Mapping[str, TensorInfo]) -> bool:

@@ -204,6 +204,16 @@ def test_scales_of_small_blocks_are_left_to_one_family(tmp_path: Path, kind: str
     assert caught.value.hint
 
 
+def test_tensors_that_the_class_drops_need_no_scale(tmp_path: Path) -> None:
+    tensors: Tensors = {
+        "layers.1.weight": (np.ones((64, 64), np.uint8), "F8_E4M3"),
+        "layers.1.scale": (np.ones((2, 2), np.uint8), "F8_E8M0"),
+        "vision.blocks.1.weight": (np.ones((64, 64), np.uint8), "F8_E4M3"),
+    }
+    config = {**CONFIG, "model_type": "deepseek_v41", "quantization_config": BLOCKS_OF_32}
+    assert open_checkpoint(write_tensors(tmp_path, tensors, config)).foreign is None
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", sorted(FORMATS))
 @pytest.mark.parametrize("fault", ["a part is gone", "scales of another shape", "scales of another type"])
