@@ -17,7 +17,8 @@ from tokenizers.processors import TemplateProcessing
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.pretokenizers import PreTokenizer, pre_tokenizer
 from headrace.models.gguf.vocabulary import SpecialIds, read_special_ids
-from headrace.models.text.longest_match import longest_match, spelled
+from headrace.models.text.detokenizer import spelled
+from headrace.models.text.longest_match import longest_match
 from headrace.models.text.vocabulary import (
     NORMAL,
     SPECIAL,

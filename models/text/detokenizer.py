@@ -104,7 +104,7 @@ class DetokenizerFactory:
     def _bytes_of_text(self) -> Callable[[str], bytes] | None:
         """Return the conversion of a vocabulary's text to bytes; None if these depend on other tokens."""
         if [step["type"] for step in self._steps] == ["ByteLevel"]:
-            return _spelled
+            return _bytes_spelled
         rules = _SentencePieceRules.read(self._steps)
         return None if rules is None else rules.bytes_of
 
@@ -127,6 +127,12 @@ def byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF = byte_alphabet()
+_CHARACTER_OF = {byte: char for char, byte in _BYTE_OF.items()}
+
+
+def spelled(token: bytes) -> str:
+    """Return the text of a byte-level token in the vocabulary."""
+    return token.decode("latin-1").translate(_CHARACTER_OF)
 
 
 class _ByteLevel:
@@ -148,14 +154,14 @@ class _ByteLevel:
             return ""
         if (data := self._bytes_of.get(token_id)) is None:
             # Ids beyond the vocabulary (padded heads) have no text.
-            data = self._bytes_of[token_id] = _spelled(self._text_of(token_id) or "")
+            data = self._bytes_of[token_id] = _bytes_spelled(self._text_of(token_id) or "")
         return self._utf8.decode(data)
 
     def finish(self, *, cut: bool = False) -> str:
         return "" if cut else self._utf8.decode(b"", True)
 
 
-def _spelled(text: str) -> bytes:
+def _bytes_spelled(text: str) -> bytes:
     """Return the bytes that a byte-level token spells."""
     try:
         return bytes(_BYTE_OF[char] for char in text)

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from headrace.models.checkpoint.side_file import read_side_file
-from headrace.models.text.detokenizer import byte_alphabet
+from headrace.models.text.detokenizer import byte_alphabet, spelled
 from headrace.runtime.errors import CheckpointError
 
 _LONGEST = 256  # bytes of a token, 128 in use: groups of the expression may be nested as deep
@@ -26,8 +26,6 @@ _MOST_TOKENS = 1 << 20
 _LINE = re.compile(r"""(\d{1,7}) (b?(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")) (\d{1,4})""")
 _END_OF_TEXT = "<|rwkv_tokenizer_end_of_text|>"  # of id 0, which no file lists
 _MEANS_MORE = frozenset(r"\^$.|?*+()[]{}-&")  # characters of an expression that do not stand for themselves
-
-_SPELLED = {byte: char for char, byte in byte_alphabet().items()}
 
 
 def read_world(file: Path, added: Mapping[int, Mapping[str, object]]) -> Tokenizer:
@@ -81,7 +79,7 @@ def longest_match(texts: Iterable[str], vocabulary: Mapping[str, int] | None = N
     vocabulary: ids of all tokens; None to add them later.
     """
     texts = set(texts)
-    if not texts.issuperset(_SPELLED.values()):
+    if not texts.issuperset(byte_alphabet()):
         raise CheckpointError("some bytes are no tokens of the vocabulary")
     longest = max(map(len, texts))
     if longest > _LONGEST:
@@ -97,13 +95,8 @@ def longest_match(texts: Iterable[str], vocabulary: Mapping[str, int] | None = N
     return tokenizer
 
 
-def spelled(token: bytes) -> str:
-    """Return a token in the alphabet of byte-level tokens."""
-    return token.decode("latin-1").translate(_SPELLED)
-
-
 _Tree = dict[str, "_Tree"]
-"""What may follow a text: by the next character; "" where a token ends."""
+"""Continuations of a text by their next character; "" where a token ends."""
 
 
 def _pattern(texts: Iterable[str]) -> str:

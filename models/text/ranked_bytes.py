@@ -16,7 +16,7 @@ from tokenizers.models import BPE
 
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.checkpoint.side_file import read_side_file
-from headrace.models.text.detokenizer import byte_alphabet
+from headrace.models.text.detokenizer import spelled
 from headrace.models.text.tokenizers_library import LARGEST_ID
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
@@ -127,8 +127,7 @@ def _build(ranks: Mapping[bytes, int], pattern: str, specials: Mapping[str, int]
     ranks: ids of byte strings, in the order of merges. pattern: of words. specials: ids of control tokens.
     """
     # The vocabulary, byte strings spelled in byte-level BPE's alphabet.
-    spelled = {byte: char for char, byte in byte_alphabet().items()}
-    text_of = {token: token.decode("latin-1").translate(spelled) for token in ranks}
+    text_of = {token: spelled(token) for token in ranks}
     ids = {text_of[token]: index for token, index in ranks.items()}
     vocabulary = {**ids, **specials}
     _check_ids(vocabulary.values(), file)

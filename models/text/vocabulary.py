@@ -24,8 +24,8 @@ BYTE = 6
 SPECIAL = (CONTROL, UNKNOWN)  # kinds that match on request only
 SPACE_MARK = "\u2581"  # SentencePiece's space
 _UNMERGED = (CONTROL, UNKNOWN, USER_DEFINED, UNUSED, BYTE)  # kinds that merges neither make nor take
-# Of a token's id and of its rank by score: three fit a number. `gguf.header` and `sentencepiece_model` refuse the files
-# of larger vocabularies.
+# Bits of a token's id, and of its rank by score: three fit a number. `gguf.header` and `sentencepiece_model` refuse
+# the files of larger vocabularies.
 _ID_BITS = 21
 _CODE_BITS = 21  # of a character
 # The limit for all tokens together. Each character needs 100 bytes; Gemma's tokens have 1.4 million
