@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from headrace.models.architectures.architecture import BIASES, Architecture
 from headrace.models.architectures.config import DecoderConfig, Family, MixerConfig
 from headrace.models.architectures.fields import Fields
-from headrace.models.architectures.mixers import mamba2
+from headrace.models.architectures.mixers import all_recurrent, mamba2
 from headrace.runtime.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ ROWS = (
         multiply=_multiplied,
         tied=True,
         mixer=_mixer,
-        recurrent=lambda _fields, layers: [True] * layers,
+        recurrent=all_recurrent,
         biases={**BIASES, "mamba_proj_bias": ("mixer.in_proj",), "projectors_bias": ("mixer.out_proj",)},
         runs=_runs,
         complete=_complete,

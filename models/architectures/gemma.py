@@ -351,6 +351,5 @@ ROWS = (
         "gemma4_unified_text",
         same_as="gemma4_text",
         constants={"hidden_size_per_layer_input": 0},
-        add_keys=_full_attention_keys,
     ),
 )

@@ -11,7 +11,7 @@ from headrace.models.architectures.architecture import MIXER, Architecture, Conf
 from headrace.models.architectures.config import DecoderConfig, Family, MixerConfig, NormNames, ScanConfig
 from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.layers import state_usual_names, widened
-from headrace.models.architectures.mixers import mixer_sizes, step_limits
+from headrace.models.architectures.mixers import all_recurrent, mixer_sizes, step_limits
 
 # Tokens. Nothing in these models has positions, and configs state no limit: that of llama.cpp's converter.
 _CONTEXT = 1 << 20
@@ -77,7 +77,7 @@ ROWS = (
         rotates=lambda _fields: False,
         inner_size=lambda _fields: 1,
         mixer=_mamba2,
-        recurrent=lambda _fields, layers: [True] * layers,
+        recurrent=all_recurrent,
         biases={"use_bias": MIXER},
         complete=_without_feed_forwards,
     ),
@@ -93,7 +93,7 @@ ROWS = (
         rotates=lambda _fields: False,
         inner_size=lambda _fields: 1,
         mixer=_mamba,
-        recurrent=lambda _fields, layers: [True] * layers,
+        recurrent=all_recurrent,
         biases={"use_bias": MIXER, "use_conv_bias": ("mixer.conv1d",)},
         biased=("mixer.dt_proj",),
         runs=lambda fields: fields.count("intermediate_size") % 16 == 0,
@@ -103,6 +103,5 @@ ROWS = (
         "falcon_mamba",
         same_as="mamba",
         constants={"use_bcdt_rms": True, "mixer_rms_eps": 1e-6},
-        add_keys=_mamba_keys,  # not taken from the shared row
     ),
 )

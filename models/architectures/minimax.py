@@ -159,7 +159,7 @@ ROWS = (
         experts=_minimax_experts,
         runs=several_experts,
     ),
-    Architecture("minimax_m2", same_as="minimax", add_keys=_minimax_keys),
+    Architecture("minimax_m2", same_as="minimax"),
     Architecture(
         "minimax_m3",
         Family(activation="clamped", qk_norm="head"),
@@ -177,6 +177,6 @@ ROWS = (
         complete=_m3,
         biases={},
     ),
-    Architecture("minimax_m3_vl_text", same_as="minimax_m3", add_keys=_m3_keys),
+    Architecture("minimax_m3_vl_text", same_as="minimax_m3"),
     Architecture("minimax_m3_vl", nests=True),
 )

@@ -82,6 +82,11 @@ def recurrent_layers(fields: Fields, count: int) -> list[bool]:
     return [kind in ("linear_attention", "mamba", "conv") for kind in kinds]
 
 
+def all_recurrent(_fields: Fields, count: int) -> list[bool]:
+    """Return that every layer has a mixer, as `Architecture.recurrent`."""
+    return [True] * count
+
+
 def recurrent_by_interval(fields: Fields, count: int) -> list[bool]:
     """Return `recurrent_layers`; without lists, all but every `full_attention_interval`-th."""
     if fields.values.get("layer_types") is not None or isinstance(fields.values.get("full_attn_idxs"), list):

@@ -10,7 +10,7 @@ from headrace.models.architectures.architecture import Architecture, Config
 from headrace.models.architectures.config import DecoderConfig, Family, MixerConfig, NormNames, TimeMixConfig
 from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.layers import widened
-from headrace.models.architectures.mixers import mixer_sizes
+from headrace.models.architectures.mixers import all_recurrent, mixer_sizes
 
 _CONTEXT = 1 << 20  # tokens, as in llama.cpp's converter: nothing has positions
 _ROUNDED = 32  # widths of feed-forwards that no config states are multiples of it
@@ -82,7 +82,7 @@ ROWS = (
         only={"norm_first": True, "norm_bias": True, "attn": None},
         rotates=lambda _fields: False,
         mixer=_mixer,
-        recurrent=lambda _fields, layers: [True] * layers,
+        recurrent=all_recurrent,
         biased=tuple(f"attn.{letter}_lora.lora.2" for letter in "wav"),
         runs=_runs,
         complete=_complete,

@@ -101,12 +101,12 @@ def _section(config: dict[str, object]) -> dict[str, object]:
     ):
         config["head_dim"] = hidden // max(heads, 1)
 
-    # The family's own facts.
+    # The family's own facts: constants of this model_type, then what the row with its layers adds.
     for key, value in stated.constants.items():
         if config.get(key) is None:
             config[key] = deepcopy(value)  # later steps add keys to sections
-    if stated.add_keys is not None:
-        stated.add_keys(config)
+    if architecture.add_keys is not None:
+        architecture.add_keys(config)
     _layer_kinds(config, architecture)
     _context(config, architecture)
     return config
