@@ -1,8 +1,9 @@
 """Models for commands that answer: found, copied or fetched with progress drawn, loaded, and their files checked.
 
 `run`, `batch`, `verify` and others call `resolved_model`, then `load_noted`, and for a draft `load_draft`. Commands
-that load in another process (`chat`, `serve`) or in their own way only call `agree_to_copy`. The copy that some .gguf
-files need in the store is announced with its size, and asked for on a terminal.
+that resolve their models elsewhere (`bench`, `quantize`, `serve`) call `install_file` before, so that a header is read
+once. `chat`, whose first frame comes before its model, calls `agree_to_copy`. The copy that some .gguf files need in
+the store is announced with its size, and asked for on a terminal.
 """
 
 import sys
@@ -82,6 +83,20 @@ def agree_to_copy(
     elif not quiet:
         say(f"copying {plan.name} into the store: {size}; `headrace rm {name}` removes the copy", err=True)
     return opened
+
+
+def install_file(name: str | None, *, quiet: bool = False, ask: bool = True) -> None:
+    """Install a .gguf file that the store lacks, after `agree_to_copy`. Do nothing for other models.
+
+    Arguments: see `agree_to_copy`. Raises its errors and those of `resolve`.
+    """
+    from headrace.app.output.progress import drawn_progress
+    from headrace.models.registry.resolve import resolve
+
+    opened = agree_to_copy(name, quiet=quiet, ask=ask)
+    if opened is not None:
+        with drawn_progress(quiet=quiet) as progress:
+            resolve(name, progress=progress, opened=opened)
 
 
 def resolved_model(model: str | None, *, quiet: bool, chat: bool = False) -> "ResolvedModel":

@@ -9,7 +9,7 @@ import click
 
 from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.completion import chip_names, model_names
-from headrace.app.cli.load_for_answers import agree_to_copy
+from headrace.app.cli.load_for_answers import install_file
 from headrace.app.cli.model_options import json_option
 from headrace.app.cli.say import print_json, say
 
@@ -50,7 +50,7 @@ def quantize(
 
     budget = parse_budget(bits, memory, at_least)
     keep_awake()
-    agree_to_copy(model, quiet=quiet or as_json, ask=False)
+    install_file(model, quiet=quiet or as_json, ask=False)
     from headrace.app.quantize.quantize import InterruptedQuantizationError, QuantizeOptions
     from headrace.app.quantize.quantize import quantize as run
 

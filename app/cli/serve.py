@@ -114,7 +114,7 @@ def serve(arguments: ServeArguments) -> int:
     as for `run`. Ctrl-C stops the server, SIGTERM after the running answers.
     """
     keep_awake()
-    from headrace.app.cli.load_for_answers import agree_to_copy
+    from headrace.app.cli.load_for_answers import install_file
     from headrace.app.config.settings import chosen_model, load_settings
     from headrace.app.engine.client import EngineClient
 
@@ -127,7 +127,7 @@ def serve(arguments: ServeArguments) -> int:
     if arguments.models:
         _check_installed(name for name in arguments.models if name != model)
     for name in (model, draft):
-        agree_to_copy(name, quiet=arguments.quiet)
+        install_file(name, quiet=arguments.quiet)
     spec = replace(arguments.load.spec(settings, draft), name=model, serving=True, max_running=arguments.parallel)
     client = EngineClient()
     try:

@@ -136,7 +136,7 @@ def gguf_document(file: Path, usable: int | None = None) -> Document:
 
     container = open_container(file)
     return {
-        "name": title_of(file),
+        "name": title_of(file, container),
         "installed": False,
         "path": str(file),
         "origin": f"local file {file}",

@@ -73,7 +73,7 @@ def import_gguf(
         plan = plan_of(opened.container)  # refuses a file that cannot run before gigabytes are hashed
         sha256 = _digest(file, opened.stamp, store, progress)
 
-    title = title_of(file)
+    title = title_of(file, opened.container)
 
     def build(directory: Path) -> dict[str, object]:
         files = install_weights(plan, directory, progress, sha256)
@@ -245,14 +245,13 @@ def _own_decoder(config: dict[str, object]) -> "DecoderConfig | None":
     return decoder_config(text_config(normalized(config)))
 
 
-def title_of(file: Path) -> str:
+def title_of(file: Path, container: "Container") -> str:
     """Return the file's name without a part's number; of a file without a suffix, the name that its header states."""
     if file.suffix.lower() == ".gguf":
         return whole_name(file.name)
-    from headrace.models.gguf.container import open_container  # late: numpy
     from headrace.models.gguf.metadata import Metadata
 
-    stated = Metadata(open_container(file).metadata).optional_text("general.name") or ""
+    stated = Metadata(container.metadata).optional_text("general.name") or ""
     return "".join(character for character in stated if character.isprintable())[:80] or file.name
 
 

@@ -16,7 +16,7 @@ import click
 from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.bench.options import BenchOptions, bench_options, chosen_peers, typed_options
 from headrace.app.cli.completion import files
-from headrace.app.cli.load_for_answers import agree_to_copy
+from headrace.app.cli.load_for_answers import install_file
 from headrace.app.cli.model_options import json_option
 from headrace.app.cli.say import print_json, say
 from headrace.app.output.document import json_text
@@ -155,7 +155,7 @@ def _measure(given: BenchOptions) -> int:
         with _history():  # a run takes minutes: fail before it
             pass
     for model in (*options.models, options.draft):
-        agree_to_copy(model)
+        install_file(model)
     with live_view() as show:
         document = run(options, show)
     _print_run(document, given.chosen_form)
@@ -317,7 +317,7 @@ def _measure_quality(ctx: click.Context, given: BenchOptions) -> int:
         raise UsageError("with --quality, -n takes one number of tokens to score, 2 or more")
     model = chosen_model(given.models[0] if given.models else None, load_settings())
     for name in (model, *given.against):
-        agree_to_copy(name)
+        install_file(name)
     measured = run(
         QualityOptions(
             model=model,

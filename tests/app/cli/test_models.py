@@ -10,16 +10,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pexpect
 import pytest
+from click.testing import CliRunner
 
 from headrace.app.chat import download_plan
+from headrace.app.cli.bench.command import bench
 from headrace.app.cli.load_for_answers import agree_to_copy, resolved_model
 from headrace.app.cli.models import _unshared_files
+from headrace.app.cli.quantize import quantize
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.costs import shape_to_run, working_memory
 from headrace.models.gguf import container
-from headrace.models.registry.import_gguf import import_gguf
+from headrace.models.registry import import_gguf
 from headrace.models.registry.store import CachedFiles, Store
 from headrace.runtime.errors import HeadraceError, UsageError
 from tests.models.gguf.build import write_adapter as write_gguf_adapter
@@ -162,7 +166,7 @@ def test_list_shows_leftovers_that_rm_removes(run: Run, store: Store) -> None:
 def test_list_survives_a_copied_entry_of_a_gguf(run: Run, store: Store, tmp_path: Path) -> None:
     """Copies of a store, such as backups, have the file in place of the link."""
     file = write_gguf(tmp_path / "tiny.gguf", "llama")
-    entry = import_gguf(file, store).path
+    entry = import_gguf.import_gguf(file, store).path
     (entry / "tiny.gguf").unlink()
     shutil.copy2(file, entry / "tiny.gguf")
     [row] = [row for row in json.loads(run("list", "--json").stdout) if row["name"] == entry.name]
@@ -343,6 +347,22 @@ def test_the_header_of_a_new_gguf_is_read_once(store: Store, tmp_path: Path, mon
     model = resolved_model(str(file), quiet=True, chat=True)
     assert [entry.name for entry in store.list()] == [model.stored_as]
     assert names == ["plain.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("command", "options"), [(bench, ("-p", "4", "-n", "2", "--no-pg", "-r", "1")), (quantize, ("--bits", "4"))]
+)
+def test_a_command_that_resolves_elsewhere_opens_a_new_gguf_once(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: click.Command, options: tuple[str, ...]
+) -> None:
+    file = write_gguf(tmp_path / "plain.gguf", "llama", matrices="Q8_0")
+    opened: list[Path] = []
+    real = import_gguf.open_gguf
+    monkeypatch.setattr(import_gguf, "open_gguf", lambda path: opened.append(path) or real(path))
+    model = ("-m", str(file)) if command is bench else (str(file),)
+    CliRunner().invoke(command, [*model, *options])  # quantize refuses it once it is installed
+    assert opened == [file]
+    assert len(store.list()) == 1
 
 
 def test_no_copy_on_a_full_disk(store: Store, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
