@@ -1,10 +1,11 @@
 """Turns on every model module of mlx-lm, beside the module's own logits, on tiny random weights.
 
-    python -m tests.parity.modules
+    python -m tests.parity.modules [MODULE ...] [--part 2/8]
 
-writes the results into docs/models.md, between `<!-- modules -->` and `<!-- end -->`.
+writes each result into docs/models.md, between `<!-- modules -->` and `<!-- end -->`.
 """
 
+import argparse
 import re
 import tempfile
 import textwrap
@@ -32,6 +33,7 @@ TOKENS = 12
 NEAR_TIE = 4e-3  # of the largest logit: half-precision K/V and rounded activations
 _SAME = 1e-4  # of the largest logit: logits in float32
 _MARKED = re.compile(r"(<!-- modules -->\n).*?(<!-- end -->)", re.DOTALL)
+_NAME = re.compile(r"`([^`]+)`")
 
 OWN = "equal, in headrace's own decoder"
 CLASS = "equal, in mlx-lm's class"
@@ -129,14 +131,38 @@ def listed(results: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    results = {}
-    for name in names():
-        with tempfile.TemporaryDirectory() as folder:
-            results[name] = compare(name, Path(folder))
-        print(f"{name}: {results[name]}", flush=True)
-    text = _MARKED.sub(lambda match: f"{match[1]}{listed(results)}{match[2]}", PAGE.read_text(encoding="utf-8"))
+def recorded(page: str) -> dict[str, str]:
+    """Return the results that `listed` wrote into a page, by module."""
+    section = _MARKED.search(page)
+    assert section is not None
+    items = " ".join(section[0].split()).split(" - ")[1:]
+    found = {}
+    for item in items:
+        result, _, members = item.partition(": `")
+        _, _, result = result.partition(" ")  # after the number of members
+        found |= dict.fromkeys(_NAME.findall(f"`{members}"), result)
+    return found
+
+
+def write(results: Mapping[str, str]) -> None:
+    """Write results into the page. Modules that are not among them keep theirs."""
+    page = PAGE.read_text(encoding="utf-8")
+    known = {name: result for name, result in recorded(page).items() if name in names()}
+    text = _MARKED.sub(lambda match: f"{match[1]}{listed(known | results)}{match[2]}", page)
     PAGE.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("modules", nargs="*", metavar="MODULE", help="modules to compare [all]")
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="every Nth of them, from the Ith")
+    options = parser.parse_args()
+    first, count = map(int, options.part.split("/"))
+    for name in (options.modules or names())[first - 1 :: count]:
+        with tempfile.TemporaryDirectory() as folder:
+            result = compare(name, Path(folder))
+        write({name: result})  # one by one, for a run that is cut short
+        print(f"{name}: {result}", flush=True)
 
 
 if __name__ == "__main__":

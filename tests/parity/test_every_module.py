@@ -4,16 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.parity.modules import DIFFERENT, PAGE, compare
+from tests.parity.modules import DIFFERENT, PAGE, compare, listed, recorded
 from tests.support.every_module import LEFT_OUT, names
 
 pytestmark = pytest.mark.peer
 
 
 def test_the_page_lists_all_modules() -> None:
-    text = PAGE.read_text(encoding="utf-8").partition("<!-- modules -->")[2].partition("<!-- end -->")[0]
-    listed = {word.strip("`,.:") for word in text.split() if word.startswith("`")}
-    assert listed == {*names(), *LEFT_OUT}
+    assert recorded(PAGE.read_text(encoding="utf-8")).keys() == {*names(), *LEFT_OUT}
+
+
+def test_results_of_modules_are_read_back_from_a_page() -> None:
+    results = {"lfm2-vl": "equal: in float32", "llama": DIFFERENT}
+    results |= {f"module_{number}": "equal" for number in range(40)}  # several lines
+    read = recorded(f"<!-- modules -->\n{listed(results)}<!-- end -->\n")
+    assert read == results | {name: f"not compared: {why}" for name, why in LEFT_OUT.items()}
 
 
 @pytest.mark.nightly
