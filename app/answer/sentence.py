@@ -3,7 +3,7 @@
 Every surface shows this sentence: `run --explain`, the decode view and `bench`. Each fills `StepFigures` from its own
 records. Bytes and FLOPs are computed from shapes, bandwidth is measured.
 
-Guards: tests/app/answer/test_sentence.py; tests/tui/test_meters.py for the panel.
+Guards: tests/app/answer/test_sentence.py; tests/tui/decode/test_meters.py for the panel.
 """
 
 from dataclasses import dataclass

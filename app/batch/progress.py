@@ -4,7 +4,7 @@
 
 412/1000 done · 2 failed · 8 running · 578 waiting · 312 tok/s · K/V 37 % · 4 min 10 s left
 
-Guards: tests/app/batch/test_run.py.
+Guards: tests/app/batch/test_run_batch.py.
 """
 
 import time

@@ -7,7 +7,7 @@ rarer, so that they take a fixed share of a core, and metrics are drawn half as 
     tick: conversation.poll() -> LiveMetrics.take -> the chat's screen: `extend_last_line`, else `sync`
                               -> once or twice a second the figures: status bar, decode view
 
-tests/tui/test_poll_interval.py has the intervals, test_text_flow.py their effect on the screen.
+tests/tui/test_poller.py has the intervals, test_text_flow.py their effect on the screen.
 """
 
 import asyncio

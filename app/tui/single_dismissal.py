@@ -1,6 +1,6 @@
 """Screens that close once, however fast keys come.
 
-The first base of every screen here that is dismissed. tests/tui/test_dialogs.py has keys that come too fast.
+The first base of every screen here that is dismissed. tests/tui/screens/test_dialogs.py has keys that come too fast.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -8,7 +8,7 @@ if it was alone: there may be no memory for blocks beside it.
     BufferPass    -> for each layer one attention per SlotBuffers, and one per cache that is alone
 
 The network makes the backend (`models/network/decoder.py`) on GPUs and without native kernels. `SlotBuffers` copy
-memory between sequences; tests/runtime/kv/test_joined_slots.py compares them with sequences alone.
+memory between sequences; tests/runtime/kv/test_buffers.py compares them with sequences alone.
 N = tokens of a pass, H / Hkv = query / key-value heads, D = head dimension.
 """
 

@@ -2,7 +2,7 @@
 
 Contract: `KVBackend` and `KVPass`. The decoder (`models/network/decoder.py`) makes this backend on a CPU with native
 kernels. A `PagedPass` is a list of block tables and counts; the kernels find entries by them (`runtime.ops.passes`).
-tests/runtime/kv/test_paged_cache.py compares with buffers of one sequence, bit for bit.
+tests/runtime/kv/test_paged.py compares with buffers of one sequence, bit for bit.
 E = model width, N = tokens of a pass.
 """
 

@@ -12,7 +12,7 @@ blocks only within a call, so all of them can be evicted at any time.
 
 `BufferBackend` makes the caches, and moves them between own buffers and slots (`share`, `leave`). Kernels may write in
 place behind MLX's graph: `arrays` has what the last pass wrote. Guards: tests/runtime/kv/test_slot_cache.py,
-test_joined_slots.py, test_packed_cache.py; tests/models/network/test_windows.py for windows.
+test_buffers.py, test_packed_cache.py; tests/models/network/test_windows.py for windows.
 L = layers of a group, Hkv = key/value heads, D = head dimension.
 """
 

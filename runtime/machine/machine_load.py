@@ -3,7 +3,7 @@
 `CPUMeter` reads procfs, in about 50 us. `runtime.machine.load_sampler` samples more, on every system, with psutil.
 
 A contended answer or measurement is marked as busy, and its figures are not taken as the machine's (`Summary.busy`,
-`Peak.busy`). tests/runtime/machine/test_load.py has procfs of loaded machines.
+`Peak.busy`). tests/runtime/machine/test_machine_load.py has procfs of loaded machines.
 """
 
 import os

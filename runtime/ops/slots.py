@@ -4,7 +4,7 @@ Contract: a row's result equals that of `reference.attend` alone, except for the
 one new token; entries of a slot after its sequence's length, or before its window, are masked.
 
 `BufferPass` (`runtime.kv.buffers`) uses it for sequences that decode in shared buffers. `SlotRows` is made once for the
-layers of a kind, as its arrays are the same in all of them. tests/runtime/kv/test_joined_slots.py compares.
+layers of a kind, as its arrays are the same in all of them. tests/runtime/kv/test_buffers.py compares.
 N = rows, S = slots read, up to the highest one used; slots without a row are read but ignored.
 """
 

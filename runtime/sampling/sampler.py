@@ -19,7 +19,7 @@ integers; tokens and counts stay on the device. The same seed on the same machin
 `logprobs` are those of the logits before any stage.
 
 `InFlightBatch.select` calls `choose` for all sequences of a pass. A key depends on a token's position alone, so drafts
-and preemption change no output. Guards: tests/runtime/sampling/test_sampling.py (each stage in plain Python) and
+and preemption change no output. Guards: tests/runtime/sampling/test_sampler.py (each stage in plain Python) and
 tests/runtime/speculation/test_speculation_distribution.py.
 B = sequences, V = vocabulary.
 """
@@ -284,7 +284,7 @@ def split_key(key: int) -> tuple[int, int]:
 
     On the host, so that no step waits for the device: 20 rounds of Threefry on the counters (0, 2) and (1, 3). The two
     blocks are independent, so both run at once: x has the first words of both, y the second ones.
-    tests/runtime/sampling/test_sampling.py compares with MLX. (In Python `+` binds before `<<`, `&` and `|`.)
+    tests/runtime/sampling/test_sampler.py compares with MLX. (In Python `+` binds before `<<`, `&` and `|`.)
     """
     words = key >> 32, key & _WORD
     schedule = [word | word << 64 for word in (*words, words[0] ^ words[1] ^ _PARITY)]

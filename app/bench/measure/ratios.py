@@ -2,7 +2,7 @@
 
 Speeds are paired by round, so that the machine's drift cancels out. `run.py` puts the rows into the document.
 
-Guards: tests/app/bench/test_session.py and test_views.py.
+Guards: tests/app/bench/measure/test_session.py and tests/app/bench/test_views.py.
 """
 
 from collections.abc import Sequence

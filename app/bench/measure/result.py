@@ -3,7 +3,7 @@
 Bandwidth, MBU and roofline cover decode steps only; a prefill is bound by arithmetic. All are computed from shapes,
 not read from a counter. `result` sets each field of `records.Result`, through one function below for each group.
 
-Guards: tests/app/bench/test_definitions.py, test_speculation.py and test_views.py.
+Guards: tests/app/bench/measure/test_result.py; tests/app/bench/test_speculation.py and test_views.py.
 """
 
 from collections.abc import Callable, Sequence

@@ -2,8 +2,8 @@
 
 After a miss, the first token in which the prompt differs from the cached sequence, and the text around it.
 
-The parts of `origins` sum to the context's tokens, in every phase; tests/tui/test_context.py checks that. A new part
-is a name there and in `_LOOKS`.
+The parts of `origins` sum to the context's tokens, in every phase; tests/tui/decode/test_context.py checks that. A new
+part is a name there and in `_LOOKS`.
 """
 
 import os

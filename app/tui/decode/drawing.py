@@ -1,7 +1,7 @@
 """Drawing of charts: round ticks and their labels, braille dots (two wide and four high a cell), coloured layers.
 
 Pure functions of numbers to text, without a widget; the sections with charts use them. Lines go from the top down,
-dots and values from the bottom up. tests/tui/test_drawing.py and test_charts.py.
+dots and values from the bottom up. tests/tui/test_charts.py guards this.
 """
 
 import math

@@ -11,7 +11,7 @@ cursor's step.
     foot      the cursor's record, or colours and causes
 
 Positions of steps count back from the newest one: 0 is the newest.
-tests/tui/test_charts.py and test_decode_screen.py guard this.
+tests/tui/test_charts.py and tests/tui/screens/test_decode_screen.py guard this.
 """
 
 import os

@@ -4,7 +4,7 @@
     ● decode  CPU busy: others use 1.2 of 4                                   `state`
 
 Panel, F2 and `top` show it. A meter is a function that returns a `Meter`; `_line` alone decides about its places.
-tests/tui/test_meters.py has every width.
+tests/tui/decode/test_meters.py has every width.
 """
 
 from collections.abc import Sequence

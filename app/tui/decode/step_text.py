@@ -4,7 +4,7 @@ Slow steps have the colours of the latency chart. Accepted draft tokens are gree
 through. `⏎` is a line break, `·` a step without text of its own: part of a character, or the end of the answer.
 
 `LatencySection` shows both below its chart in F2. Steps have an index in the answer; records are kept for the newest
-ones only, so an index there is `index - first`. tests/tui/test_step_text.py guards this.
+ones only, so an index there is `index - first`. tests/tui/decode/test_step_text.py guards this.
 """
 
 from collections.abc import Iterator, Sequence

@@ -4,7 +4,7 @@ Bytes and FLOPs are computed from shapes, times are measured. A step's time by p
 steps, see `runtime.engine.step_timer`; without such steps it is computed from bytes and bandwidth.
 
 Pure functions: `LiveMetrics` calls them, and a section of `app/tui/decode/` draws the result. The names of parts are
-keys of `_LOOKS` in `decode/step.py`. tests/tui/test_figures.py and test_charts.py.
+keys of `_LOOKS` in `decode/step.py`. tests/tui/metrics/test_figures.py and tests/tui/test_charts.py.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,7 @@
 """Totals and rates of decode steps.
 
 The sums behind every speed, bandwidth and acceptance rate of the decode view: a figure is a property of `StepTotals`,
-over a second, a turn or a batch. tests/tui/test_figures.py recomputes them from the steps.
+over a second, a turn or a batch. tests/tui/metrics/test_figures.py recomputes them from the steps.
 """
 
 from collections.abc import Sequence

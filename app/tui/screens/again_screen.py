@@ -3,7 +3,7 @@
 The panes stand in a grid. Where not all fit, the page with the chosen one shows.
 
 `ChatActions` opens it over `Candidates` (`app/chat/candidates.py`), which has the answers and takes one; the poller
-calls `handle_events` and `sync`. tests/tui/test_again.py guards this.
+calls `handle_events` and `sync`. tests/tui/screens/test_again_screen.py guards this.
 """
 
 import math

@@ -4,7 +4,7 @@ Below 100 columns the panes stand one above the other. In a low window only one 
 other.
 
 `ChatActions` opens it over a `Comparison` (`app/chat/comparison.py`), which has the answers and their engines. It has a
-prompt of its own, whose unsent text goes back to the chat. tests/tui/test_compare.py guards this.
+prompt of its own, whose unsent text goes back to the chat. tests/tui/screens/test_compare_screen.py guards this.
 """
 
 from collections.abc import Sequence

@@ -3,7 +3,7 @@
 Letters go to the line. While the figures are frozen it has no focus, and letters are commands.
 
 The app opens it with its metrics, and the poller calls `show`. The sections are those of the panel
-(`app/tui/decode/panel.py`), the steps stand above them. tests/tui/test_decode_screen.py guards this.
+(`app/tui/decode/panel.py`), the steps stand above them. tests/tui/screens/test_decode_screen.py guards this.
 """
 
 from typing import ClassVar

@@ -1,7 +1,7 @@
 """Small dialogs: a line of text, a choice of a few, a choice that opens while the user may be typing.
 
 The chat opens two of the last kind by itself: about a full context, and a full disk. An answer calls back with the
-chosen result, None on Esc. tests/tui/test_dialogs.py and test_unasked.py.
+chosen result, None on Esc. tests/tui/screens/test_dialogs.py and tests/tui/test_unasked.py.
 """
 
 import time

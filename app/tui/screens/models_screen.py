@@ -5,7 +5,7 @@ The speed is the limit of a step by measured bandwidth and arithmetic, with DEFA
     model_rows (in a thread: reads store and catalog) -> _fill: rows that match the filter, as many columns as fit
 
 A new column is a row of `_COLUMNS` and a fact in the same place of `_line`.
-tests/tui/test_models_filter.py guards this.
+tests/tui/screens/test_models_screen.py guards this.
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,8 @@
 
 Another process may change the store at any time: a failed action shows its error and reloads the list.
 
-The ids of the list's options are `SESSION`, or `SESSION/MESSAGE` for a hit of the search. tests/tui/test_search_hits.py
-and test_nothing_lost.py guard this.
+The ids of the list's options are `SESSION`, or `SESSION/MESSAGE` for a hit of the search.
+tests/tui/screens/test_sessions_screen.py and tests/tui/test_nothing_lost.py guard this.
 """
 
 import time

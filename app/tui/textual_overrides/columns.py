@@ -11,7 +11,8 @@ erased first, and the cursor is moved to its column after blanks and before fram
     ESC[4;7H a ❤️ b    ->    ESC[4;7H a, two blanks, ESC[8G ❤️ ESC[10G b
 
 `TerminalDriver.write` passes all output through `with_columns`, which returns text without such signs at once.
-docs/workarounds.md has widths of a terminal. tests/tui/test_columns.py draws on terminals that count in other ways.
+docs/workarounds.md has widths of a terminal. tests/tui/textual_overrides/test_columns.py draws on terminals that count
+in other ways.
 """
 
 import re

@@ -16,7 +16,7 @@ spare core, layouts come three times a second. docs/workarounds.md has the figur
     PartialRepaint: textual asks it for an update, with the regions that it has noted itself
     put(widget, region): at once, past textual
 
-tests/tui/test_drawing.py compares with whole drawings.
+tests/tui/textual_overrides/test_partial_repaint.py compares with whole drawings.
 """
 
 import asyncio

@@ -4,8 +4,8 @@ Textual's parser handles escape sequences within a paste and passes unknown ones
 would leave the app. Here everything between `ESC [ 200 ~` and the next `ESC [ 201 ~` bypasses that parser, however the
 input is split into reads.
 
-Two states: keys (`_pasted` is None) and within a paste. The driver feeds it; tests/tui/test_paste.py cuts the bytes in
-every place.
+Two states: keys (`_pasted` is None) and within a paste. The driver feeds it.
+tests/tui/textual_overrides/test_paste.py cuts the bytes in every place.
 """
 
 import time

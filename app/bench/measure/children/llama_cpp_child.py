@@ -7,7 +7,7 @@ own programs, and so have batches, but for those of workloads, which are as long
 Several sequences share one `llama_decode` per step, as in its server. Workloads use the binding's prompt lookup
 decoding with the faster of two draft lengths. Protocol: `app.bench.measure.children`.
 
-Guards: tests/app/bench/test_kv_formats.py.
+Guards: tests/app/bench/measure/test_kv_formats.py.
 """
 
 import json

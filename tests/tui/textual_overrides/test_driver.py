@@ -17,7 +17,7 @@ from textual.app import App
 from headrace.app.tui.textual_overrides import driver
 from tests.support.patience import PATIENCE_S
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
 import os, sys
 from textual import events
