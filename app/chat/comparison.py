@@ -4,22 +4,20 @@ The answers are generated one after the other, because two decoding models slow 
 are branches of the session. Each model keeps an engine of its own if both fit into memory; otherwise one engine loads
 them in turn.
 
-An answer's phase goes queued, loading, then as its `Turn` says, then idle. `_next` starts the first of the queue, and
-each end calls it again (`_ended`). The compare screen draws `answers` and calls `poll`.
+The compare screen draws `answers` and calls `poll`; `parallel_answers.py` has the queue and what `/again` shares.
 """
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headrace.app.chat.answer_setup import AnswerSetup
 from headrace.app.chat.attachments import parse_message
 from headrace.app.chat.conversation import Conversation
-from headrace.app.chat.parallel_answers import ParallelAnswer, ParallelAnswers, ParallelEvent, ParallelPhase
+from headrace.app.chat.parallel_answers import ModelEngine, ParallelAnswer, ParallelAnswers
 from headrace.app.chat.parameters import PARAMETERS, read_parameter
 from headrace.app.engine.client import ChatEngine
-from headrace.app.engine.events import Damaged, Died, Event, Failed, Ready, one_line
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.sessions.records import Message
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
@@ -29,14 +27,6 @@ if TYPE_CHECKING:
 
 _PARAMETERS = {parameter.name for parameter in PARAMETERS}
 _SETUP_HINT = "as in /compare qwen3-0.6b, /compare temperature=0.2, /compare preset=NAME system=TEXT"
-
-
-class _ModelEngine:
-    """An engine and the model it loaded last, None if it has none."""
-
-    def __init__(self, engine: ChatEngine, model: str | None = None) -> None:
-        self.engine = engine
-        self.model = model
 
 
 class Comparison(ParallelAnswers):
@@ -58,7 +48,7 @@ class Comparison(ParallelAnswers):
 
         An answer to the last question that A's setup gave stays A's; B answers at once.
         """
-        super().__init__(conversation)
+        super().__init__(conversation, max_running=1)
         self._second = second
         session = conversation.session
         own_setup = AnswerSetup.of(session)
@@ -66,13 +56,7 @@ class Comparison(ParallelAnswers):
             ParallelAnswer("A", own_setup, self._store, session),
             ParallelAnswer("B", other, self._store, session),
         )
-        loaded_model = None
-        if conversation.engine.state in ("loading", "ready"):
-            loaded_model = own_setup.model_name
-        self._main = _ModelEngine(conversation.engine, loaded_model)
-        self._engines = dict.fromkeys(self.answers, self._main)  # both share one, unless the models fit side by side
-        self._queue: list[ParallelAnswer] = []
-        self._running: ParallelAnswer | None = None
+        self._share_main()  # unless the models fit side by side
         self._engines_chosen = self.one_model
         self.first = self._begin()
 
@@ -94,15 +78,7 @@ class Comparison(ParallelAnswers):
     @property
     def running(self) -> ParallelAnswer | None:
         """The answer that is being loaded or written."""
-        return self._running
-
-    @property
-    def phase(self) -> ParallelPhase:
-        if self._running is None:
-            return "idle"
-        if self._running.phase in ("prefill", "answering", "idle"):
-            return self._running.phase
-        return "waiting"
+        return self._running[0] if self._running else None
 
     def ask(self, text: str) -> None:
         """Ask A and B on their own branches. Raises UsageError, EngineError, SessionError."""
@@ -128,16 +104,6 @@ class Comparison(ParallelAnswers):
             answer.show(question.id if question is not None else None)
         self._ask([answer for answer in self.answers if answer.messages])
 
-    def stop(self) -> None:
-        """Cancel the running answer; the other one is next."""
-        answer = self._running
-        if answer is None:
-            return
-        if answer.phase == "loading":
-            self._end(answer, "cancelled")
-        else:
-            self._engines[answer].engine.cancel()
-
     def take(self, answer: ParallelAnswer | None) -> None:
         """Continue with this answer, its model and its settings."""
         self.close()
@@ -154,48 +120,10 @@ class Comparison(ParallelAnswers):
             conversation.load_model()
 
     def close(self) -> None:
-        self._queue.clear()
-        answer = self._running
-        if answer is not None:
-            self._engines[answer].engine.cancel()
-            self._end(answer, "cancelled")
-        self._close_second()
-        self._settle()
-
-    # --- engine events ---------------------------------------------------------------------------------------
-
-    def poll(self) -> list[ParallelEvent]:
-        events: list[ParallelEvent] = []
-        for engine in list(dict.fromkeys(self._engines.values())):  # each once
-            for event in engine.engine.poll():
-                answer = None
-                if self._running is not None and self._engines[self._running] is engine:
-                    answer = self._running
-                events.append((answer, event))
-                with self._failure_noticed():
-                    self._handle(engine, answer, event)
-        self._save()
-        return events
-
-    def _handle(self, engine: _ModelEngine, answer: ParallelAnswer | None, event: Event) -> None:
-        state = engine.engine.state  # a restarted engine may still send events of the process before
-        if isinstance(event, Died) and state == "dead":
-            engine.model = None
-        if isinstance(event, Damaged):
-            self.notice = one_line(event.message, event.hint)
-        if answer is None:
-            return
-        if isinstance(event, Ready):
-            if answer.phase == "loading" and state == "ready":
-                self._submit(answer)
-        elif isinstance(event, Failed) and event.id is None:
-            if state == "failed":
-                self._load_failed(engine, answer, event)
-        elif isinstance(event, Died) and state == "dead":
-            answer.notice = event.message
-            self._end(answer, "died")
-        elif answer.turn is not None and getattr(event, "id", None) == answer.turn.id:
-            self._handle_own(answer, event)
+        try:
+            super().close()
+        finally:
+            self._close_second()
 
     # --- one after the other ---------------------------------------------------------------------------------
 
@@ -224,76 +152,31 @@ class Comparison(ParallelAnswers):
                 self._ask(self.answers)
         return next(n for n in range(len(messages) - 1, -1, -1) if messages[n].role == "user")
 
-    def _ask(self, answers: Sequence[ParallelAnswer]) -> None:
-        self.notice = None
-        for answer in answers:
-            answer.phase = "queued"
-            answer.notice = None
-        self._queue = list(answers)
-        self._next()
-
-    def _next(self) -> None:
-        """Start the next answer of the queue, if none runs."""
-        if self._running is not None or not self._queue:
-            return
-        answer = self._queue.pop(0)
-        self._running = answer
-        self._choose_engine(answer)
-        engine = self._engines[answer]
-        wanted = answer.setup.model_name
-        if engine.model == wanted and engine.engine.state == "ready":
-            self._submit(answer)
-            return
-        answer.phase = "loading"
-        if engine.model != wanted or engine.engine.state != "loading":
-            engine.model = wanted
-            engine.engine.start(replace(self._conversation.spec, name=answer.setup.model))
-
-    def _choose_engine(self, answer: ParallelAnswer) -> None:
+    def _engine_for(self, answer: ParallelAnswer) -> ModelEngine:
         """Decide, before B's model is loaded for the first time, whether it fits into memory beside A's."""
-        if self._engines_chosen or answer is not self.answers[1]:
-            return
-        self._engines_chosen = True
-        card = self._conversation.engine.card
-        if card is not None and fits_beside(card, answer.setup.model):
-            self._engines[answer] = _ModelEngine(self._second())
+        if not self._engines_chosen and answer is self.answers[1]:
+            self._engines_chosen = True
+            card = self._conversation.engine.card
+            if card is not None and fits_beside(card, answer.setup.model):
+                self._engines[answer] = ModelEngine(self._second())
+        return super()._engine_for(answer)
 
-    def _submit(self, answer: ParallelAnswer) -> None:
-        engine = self._engines[answer].engine
-        assert engine.card is not None
-        for other in self._engines.values():
-            if other.engine is not engine:
-                other.engine.rest()  # its idle work would slow this answer down
-        try:
-            engine.submit(answer.begin(engine.card))
-        except HeadraceError as error:
-            answer.notice = str(error)
-            self._end(answer, "failed")
-
-    def _load_failed(self, engine: _ModelEngine, answer: ParallelAnswer, failure: Failed) -> None:
-        engine.model = None
-        if engine is not self._main:  # less memory than estimated: load it in place of A's
-            self._close_second()
-            self._running = None
-            self._queue.insert(0, answer)
-            self._next()
+    def _load_failed(self, engine: ModelEngine, reason: str) -> None:
+        if engine is self._main:
+            super()._load_failed(engine, reason)
             return
-        answer.notice = one_line(failure.message, failure.hint)
-        self._end(answer, "failed")
+        # Less memory than estimated: load the model in place of A's.
+        self._queue[:0] = self._running_on(engine)
+        self._running.clear()
+        self._close_second()
+        self._next()
 
     def _close_second(self) -> None:
         """Use one engine from now on."""
         for engine in self._engines.values():
             if engine is not self._main:
                 engine.engine.close()
-        self._engines = dict.fromkeys(self.answers, self._main)
-
-    def _ended(self, answer: ParallelAnswer) -> None:
-        self._running = None
-        try:
-            super()._ended(answer)
-        finally:
-            self._next()
+        self._share_main()
 
     @staticmethod
     def _made_by(candidate: ParallelAnswer, answer: Message) -> bool:
@@ -306,7 +189,7 @@ class Comparison(ParallelAnswers):
         return same_sampling and same_system and answer.model in names
 
     def _require_idle(self) -> None:
-        if self._running is not None or self._queue:
+        if self._running or self._queue:
             raise EngineError("an answer is being written", "stop it first")
         self._settle()
 

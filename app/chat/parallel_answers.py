@@ -1,12 +1,17 @@
 """Several answers on branches of their own, generated and stored independently: shared by `/compare` and `/again`.
 
-While there are such answers, their `poll` replaces the conversation's. `take` or `close` ends them. A subclass decides
-when each answer is submitted; storing, retries and notices are here.
+While there are such answers, their `poll` replaces the conversation's. `take` or `close` ends them. `/again` has all of
+them written at the same time (`candidates.py`), `/compare` one after the other and with two models (`comparison.py`).
+
+    ask -> queue -> _next: running, while its model is loading, then as its `Turn` says -> _end: stored, then _next
+
+tests/app/chat/test_candidates.py, test_comparison.py and test_comparison_engines.py guard this.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Literal
 
 from headrace.app.chat.answer_setup import AnswerSetup, answer_request, settings_used
@@ -14,12 +19,13 @@ from headrace.app.chat.context_trimming import context_full_notice
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.session_branch import cached_tokens
 from headrace.app.chat.turn import Turn, TurnPhase
+from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.commands import Generate
-from headrace.app.engine.events import ContextFull, Event, Failed, one_line
+from headrace.app.engine.events import AnswerEvent, ContextFull, Damaged, Died, Event, Failed, Ready, one_line
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.sessions.records import Message, Session
 from headrace.app.sessions.store import SessionStore
-from headrace.runtime.errors import DeletedError, EngineError, SessionError
+from headrace.runtime.errors import DeletedError, HeadraceError, SessionError
 
 AnswerPhase = Literal["idle", "queued", "loading"] | TurnPhase
 
@@ -121,37 +127,61 @@ class ParallelAnswer:
 
 ParallelPhase = Literal["idle", "waiting", "prefill", "answering"]
 ParallelEvent = tuple[ParallelAnswer | None, Event]
-"""An engine event and the answer that it is about."""
+"""An engine event and the answer that it is about; None: it is about several, or none."""
+
+
+class ModelEngine:
+    """An engine and the model it loaded last, None if it has none."""
+
+    def __init__(self, engine: ChatEngine, model: str | None = None) -> None:
+        self.engine = engine
+        self.model = model
 
 
 class ParallelAnswers(ABC):
-    """answers: in the order in which they are shown. notice: one line about all of them.
+    """A queue of answers, of which so many run at the same time.
 
-    ids: of the generations that run at the same time; empty if the answers take turns.
+    answers: in the order in which they are shown.
+    notice: one line about all of them.
+    ids: of the generations, if all answers are of one batch; else empty.
     """
 
-    answers: Sequence[ParallelAnswer]
-    ids: tuple[int, ...] = ()
-
-    def __init__(self, conversation: Conversation) -> None:
+    def __init__(self, conversation: Conversation, max_running: int) -> None:
         """Raises EngineError while an answer is being written, SessionError if one cannot be stored."""
-        if conversation.phase != "idle":
-            raise EngineError("an answer is being written", "stop it first")
+        conversation.writer.require_no_turn()
         conversation.settle()
+        self.answers: Sequence[ParallelAnswer] = ()
         self.notice: str | None = None
+        self.ids: tuple[int, ...] = ()
         self._conversation = conversation
         self._store = conversation.store
+        self._max_running = max_running
+        self._queue: list[ParallelAnswer] = []
+        self._running: list[ParallelAnswer] = []  # loading, or being written
+        loaded_model = None
+        if conversation.engine.state in ("loading", "ready"):
+            loaded_model = AnswerSetup.of(conversation.session).model_name
+        self._main = ModelEngine(conversation.engine, loaded_model)
+        self._engines: dict[ParallelAnswer, ModelEngine] = {}  # by answer; most share the main one
         # The last message of the conversation's branch, to which `take(None)` returns.
         self._before = conversation.messages[-1].id if conversation.messages else None
 
     @property
-    @abstractmethod
     def phase(self) -> ParallelPhase:
         """The phase of the most advanced answer."""
+        phases = {answer.phase for answer in self._running}
+        if "answering" in phases:
+            return "answering"
+        if "prefill" in phases:
+            return "prefill"
+        return "waiting" if phases else "idle"
 
-    @abstractmethod
-    def poll(self) -> list[ParallelEvent]:
-        """Handle the events since the last call, and return them in order."""
+    def stop(self) -> None:
+        """Cancel the answers that run; their text is kept as partial, and others of the queue are next."""
+        loading = [answer for answer in self._running if answer.phase == "loading"]
+        self._cancel([answer for answer in self._running if answer not in loading])
+        for answer in loading:
+            self._end(answer, "cancelled")
 
     @abstractmethod
     def take(self, answer: ParallelAnswer | None) -> None:
@@ -160,9 +190,64 @@ class ParallelAnswers(ABC):
         The other answers stay as branches. Raises SessionError if an answer cannot be stored.
         """
 
-    @abstractmethod
     def close(self) -> None:
         """End all answers and keep them as partial. Raises SessionError: call it again then."""
+        self._queue.clear()
+        self._cancel(self._running)
+        for answer in self._running:
+            answer.end("cancelled")
+        self._running.clear()
+        self._settle()
+
+    def _cancel(self, answers: Sequence[ParallelAnswer]) -> None:
+        for engine in dict.fromkeys(self._engines[answer] for answer in answers):  # each once
+            engine.engine.cancel()
+
+    def _share_main(self) -> None:
+        """Have all answers use the conversation's engine."""
+        self._engines = dict.fromkeys(self.answers, self._main)
+
+    # --- engine events ---------------------------------------------------------------------------------------
+
+    def poll(self) -> list[ParallelEvent]:
+        """Handle the events since the last call, and return them in order."""
+        events: list[ParallelEvent] = []
+        for engine in list(dict.fromkeys(self._engines.values())):  # each once
+            for event in engine.engine.poll():
+                subject = self._subject(engine, event)
+                events.append((subject, event))
+                with self._failure_noticed():
+                    self._handle(engine, subject, event)
+        self._save()
+        return events
+
+    def _running_on(self, engine: ModelEngine) -> list[ParallelAnswer]:
+        return [answer for answer in self._running if self._engines[answer] is engine]
+
+    def _subject(self, engine: ModelEngine, event: Event) -> ParallelAnswer | None:
+        """Return the running answer that an event is about: by its id, else the only one of this engine."""
+        running = self._running_on(engine)
+        if isinstance(event, AnswerEvent) and event.id is not None:
+            return next((answer for answer in running if answer.turn and answer.turn.id == event.id), None)
+        return running[0] if len(running) == 1 else None
+
+    def _handle(self, engine: ModelEngine, subject: ParallelAnswer | None, event: Event) -> None:
+        state = engine.engine.state  # a restarted engine may still send events of the process before
+        match event:
+            case Damaged():
+                self.notice = one_line(event.message, event.hint)
+            case Ready() if state == "ready":
+                for answer in self._running_on(engine):
+                    if answer.phase == "loading":
+                        self._submit(answer)
+            case Failed(id=None):
+                if state == "failed":
+                    self._load_failed(engine, one_line(event.message, event.hint))
+            case Died() if state == "dead":
+                engine.model = None
+                self._end_all(engine, "died", event.message)
+            case _ if subject is not None and isinstance(event, AnswerEvent):
+                self._handle_own(subject, event)
 
     def _handle_own(self, answer: ParallelAnswer, event: Event) -> None:
         """Handle an event of this answer's generation. Raises SessionError if it cannot be stored."""
@@ -176,14 +261,72 @@ class ParallelAnswers(ABC):
         if answer.phase == "idle":
             self._ended(answer)
 
+    def _load_failed(self, engine: ModelEngine, reason: str) -> None:
+        engine.model = None
+        self._end_all(engine, "failed", reason)
+
+    def _end_all(self, engine: ModelEngine, reason: str, notice: str) -> None:
+        """End all answers that run on an engine; one that cannot be stored keeps no other from its end."""
+        for answer in self._running_on(engine):
+            answer.notice = notice
+            with self._failure_noticed():
+                self._end(answer, reason)
+
+    # --- the queue -------------------------------------------------------------------------------------------
+
+    def _ask(self, answers: Sequence[ParallelAnswer]) -> None:
+        self.notice = None
+        for answer in answers:
+            answer.phase = "queued"
+            answer.notice = None
+        self._queue = list(answers)
+        self._next()
+
+    def _next(self) -> None:
+        """Start answers of the queue, if more may run."""
+        while self._queue and len(self._running) < self._max_running:
+            answer = self._queue.pop(0)
+            self._running.append(answer)
+            engine = self._engine_for(answer)
+            wanted = answer.setup.model_name
+            if engine.model == wanted and engine.engine.state == "ready":
+                self._submit(answer)
+                continue
+            answer.phase = "loading"
+            if engine.model != wanted or engine.engine.state != "loading":
+                engine.model = wanted
+                engine.engine.start(replace(self._conversation.spec, name=answer.setup.model))
+
+    def _engine_for(self, answer: ParallelAnswer) -> ModelEngine:
+        """Return the engine of an answer that is next."""
+        return self._engines[answer]
+
+    def _submit(self, answer: ParallelAnswer) -> None:
+        engine = self._engines[answer].engine
+        assert engine.card is not None
+        for other in self._engines.values():
+            if other.engine is not engine:
+                other.engine.rest()  # its idle work would slow this answer down
+        try:
+            engine.submit(answer.begin(engine.card))
+        except HeadraceError as error:
+            answer.notice = str(error)
+            self._end(answer, "failed")
+
     def _end(self, answer: ParallelAnswer, reason: str) -> None:
         """End an answer, and store it. Raises SessionError if that fails; `_save` tries again."""
         answer.end(reason)
         self._ended(answer)
 
     def _ended(self, answer: ParallelAnswer) -> None:
-        """Store an answer that ended, after an event or `_end`."""
-        self._store_ended(answer)
+        """Store an answer that ended, and start the next one."""
+        self._running.remove(answer)
+        try:
+            self._store_ended(answer)
+        finally:
+            self._next()
+
+    # --- storing ---------------------------------------------------------------------------------------------
 
     def _store_ended(self, answer: ParallelAnswer) -> None:
         turn = answer.turn
