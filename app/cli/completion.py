@@ -9,6 +9,7 @@ Bash, zsh and fish differ from click's completion: words with `=` and `@`, zsh w
 registers their classes with click. See docs/workarounds.md.
 """
 
+from contextlib import closing
 from typing import ClassVar
 
 import click
@@ -91,11 +92,8 @@ def session_ids(_ctx: click.Context, _param: click.Parameter, incomplete: str) -
     if not database_path().exists():
         return []
     try:
-        store = SessionStore()
-        try:
+        with closing(SessionStore()) as store:
             titles = {entry.session.id: entry.session.title for entry in store.sessions()}
-        finally:
-            store.close()
     except (HeadraceError, OSError):
         return []
     helps = {"last": "the last used one"} | {name: " ".join(sanitise(title).split()) for name, title in titles.items()}

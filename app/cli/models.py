@@ -35,8 +35,7 @@ from headrace.app.output.progress import drawn_progress
 from headrace.app.output.sanitise import sanitise
 from headrace.app.output.tables import Column, print_table
 from headrace.app.output.terminal import may_style
-from headrace.app.predict.recommend import recommendations, uses_by_model
-from headrace.app.predict.targets import known_target
+from headrace.app.predict.recommend import recommended_uses
 from headrace.app.predict.uses import STAR, legend
 from headrace.models.registry.catalog import find, squashed
 from headrace.models.registry.checksums import content_problems, recorded_files
@@ -103,7 +102,7 @@ def list_models(filter: str | None, as_json: bool) -> None:
         adapters = [row for row in adapters if squashed(filter) in squashed(str(row["name"]))]
         if not rows and not foreign and not adapters:
             raise HeadraceError(f"no model has {filter!r} in its name", "`headrace models list` lists all models")
-    uses = _recommended_uses()
+    uses = recommended_uses(machine(), usable_memory())
     rows = [row | {"recommended_for": uses.get(row["name"], [])} for row in rows]
     if as_json:
         print_json(rows + foreign + adapters)
@@ -121,14 +120,6 @@ def list_models(filter: str | None, as_json: bool) -> None:
         click.echo("ADAPTERS in the hub's cache, run after a model: -m MODEL+NAME")
         print_table(_adapter_columns(adapters), rule=False)
         _print_problems(adapters)
-
-
-def _recommended_uses() -> dict[str, list[str]]:
-    """Return the uses of this machine's recommended models, by name; nothing before its bandwidth was measured."""
-    target = known_target(machine(), usable_memory())
-    if target is None:
-        return {}
-    return uses_by_model(recommendations(target))
 
 
 def _print_overview(rows: list[Document]) -> None:
@@ -294,12 +285,10 @@ def rm(name: str, yes: bool) -> None:
     cached = 0 if files is None else cached_bytes(files)
 
     if not yes:
-        if not sys.stdin.isatty():
-            raise UsageError(f"cannot ask before removing {entry}: stdin is no terminal", "--yes does not ask")
         size = format_bytes(stored + cached)
         if cached:
             size += f", {format_bytes(cached)} of it in the hub cache that other programs may use"
-        confirm(f"Remove {entry} ({size})?")
+        confirm(f"Remove {entry} ({size})?", f"removing {entry}")
 
     freed = 0
     # The store's entry goes first: without its files in the cache it would be broken.

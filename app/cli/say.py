@@ -3,11 +3,13 @@
 Text that may be a model's or a file's is printed with `say`; `click.echo` is for texts of headrace alone.
 """
 
+import sys
+
 import click
 
 from headrace.app.output.document import json_text
 from headrace.app.output.sanitise import sanitise
-from headrace.runtime.errors import HeadraceError
+from headrace.runtime.errors import HeadraceError, UsageError
 
 
 def say(text: str, *, err: bool = False) -> None:
@@ -15,8 +17,13 @@ def say(text: str, *, err: bool = False) -> None:
     click.echo(sanitise(text), err=err)
 
 
-def confirm(question: str) -> None:
-    """Ask on standard error whether something is to be removed. Raises HeadraceError for "no"."""
+def confirm(question: str, action: str) -> None:
+    """Ask on standard error whether something is to be removed. action: such as `deleting 3f2a`.
+
+    Raises HeadraceError for "no", UsageError where nobody can be asked.
+    """
+    if not sys.stdin.isatty():
+        raise UsageError(f"cannot ask before {action}: stdin is no terminal", "--yes does not ask")
     if not click.confirm(question, err=True):
         raise HeadraceError("nothing was removed")
 

@@ -3,10 +3,9 @@
 SESSION is an id, its beginning, or `last`. Stored texts are sanitised before they are printed.
 """
 
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -40,7 +39,7 @@ def sessions() -> None:
 @json_option
 def list_sessions(limit: int | None, as_json: bool) -> None:
     """List conversations, most recently used first."""
-    with _store() as store:
+    with closing(SessionStore()) as store:
         entries = store.sessions(limit)
     if as_json:
         print_json([{**asdict(entry.session), "messages": entry.messages} for entry in entries])
@@ -96,7 +95,7 @@ def export(session: str, form: str, output: Path | None, force: bool, as_json: b
 @json_option
 def rename(session: str, title: str, as_json: bool) -> None:
     """Set SESSION's title to TITLE."""
-    with _store() as store:
+    with closing(SessionStore()) as store:
         renamed = store.rename(store.find(session).id, title)
     if as_json:
         print_json(asdict(renamed))
@@ -110,12 +109,10 @@ def rename(session: str, title: str, as_json: bool) -> None:
 @json_option
 def rm(session: str, yes: bool, as_json: bool) -> None:
     """Delete SESSION with all branches. Exit code 1 if declined."""
-    with _store() as store:
+    with closing(SessionStore()) as store:
         entry = store.find(session)
         if not yes:
-            if not sys.stdin.isatty():
-                raise UsageError(f"cannot ask before deleting {entry.id}: stdin is no terminal", "--yes does not ask")
-            confirm(f"Delete {entry.id} ({_one_line(entry.title)})?")
+            confirm(f"Delete {entry.id} ({_one_line(entry.title)})?", f"deleting {entry.id}")
         store.delete(entry.id)
     delete_kv_cache()
     if as_json:
@@ -133,7 +130,7 @@ def search(words: tuple[str, ...], limit: int, as_json: bool) -> None:
 
     Searches all branches. Exit code 1 if nothing is found.
     """
-    with _store() as store:
+    with closing(SessionStore()) as store:
         hits = search_sessions(store, " ".join(words), limit)
     if as_json:
         print_json([asdict(hit) for hit in hits])
@@ -160,7 +157,7 @@ def doctor(output: Path | None, as_json: bool) -> None:
     """
     if output is not None and output.exists():
         raise UsageError(f"{output} exists already", "choose another name")
-    with _store() as store:
+    with closing(SessionStore()) as store:
         examination = examine(store)
     if output is not None:
         write_output(
@@ -221,7 +218,7 @@ def _readable(examination: Examination) -> str:
 
 
 def _export(name: str, form: str, output: Path | None) -> None:
-    with _store() as store:
+    with closing(SessionStore()) as store:
         session = store.find(name)
         if form == "json":
             text = json_text(to_document(session, store.messages(session.id))) + "\n"
@@ -231,15 +228,6 @@ def _export(name: str, form: str, output: Path | None) -> None:
         click.echo(text, nl=False)
         return
     write_output(output, text)
-
-
-@contextmanager
-def _store() -> Iterator[SessionStore]:
-    store = SessionStore()
-    try:
-        yield store
-    finally:
-        store.close()
 
 
 def _one_line(text: str) -> str:

@@ -47,6 +47,15 @@ def recommended_for_chat(host: Machine, usable: int | None) -> Recommendation | 
     return replace(model, tokens_per_second=None)
 
 
+def recommended_uses(host: Machine, usable: int | None) -> dict[str, list[str]]:
+    """Return the uses of this machine's recommended models, by name; nothing before its bandwidth was measured.
+
+    usable: bytes available to a model; None if unknown.
+    """
+    target = known_target(host, usable)
+    return {} if target is None else uses_by_model(recommendations(target))
+
+
 def uses_by_model(chosen: Mapping[str, Recommendation]) -> dict[str, list[str]]:
     """Return the uses of each recommended model, by its name."""
     uses: dict[str, list[str]] = {}

@@ -6,7 +6,8 @@ Exit code 1 if something is broken. `app.cli.doctor.diagnosis` gathers the facts
 import os
 import sys
 from dataclasses import asdict
-from typing import Any
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,12 +16,16 @@ from headrace.app.cli.doctor.diagnosis import DoctorReport, Finding, findings, g
 from headrace.app.cli.model_options import json_option, named_model_option
 from headrace.app.cli.say import print_json
 from headrace.app.output.progress import drawn_progress
-from headrace.app.output.terminal import can_redraw, may_style
+from headrace.app.output.tables import Column, print_apart, print_lines
+from headrace.app.output.terminal import can_redraw, table_width
 from headrace.app.versions import NOT_INSTALLED
 from headrace.runtime.errors import UsageError
 from headrace.runtime.machine.hardware_text import core_kinds
 from headrace.runtime.machine.peaks import RECENT_DAYS
 from headrace.runtime.metrics.units import format_bytes, format_rate, percent
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 # Instruction sets that matter to the CPU kernels, by Linux flag; the first hit of a group is shown.
 _ISA_GROUPS = (
@@ -59,10 +64,8 @@ def doctor(as_json: bool, calibrate: bool, hosts: str | None, model: str | None)
     problems = findings(report)
     if as_json:
         print_json(document(report, problems))
-    elif may_style(sys.stdout):
-        _draw(sections(report), problems)
     else:
-        click.echo(_plain(sections(report), problems))
+        print_lines(report_lines(sections(report), problems, table_width(sys.stdout)))
     if any(finding.severity == "broken" for finding in problems):
         raise SystemExit(1)
 
@@ -189,36 +192,42 @@ def _place_rows(report: DoctorReport) -> Rows:
     return rows
 
 
-def _draw(titled: list[tuple[str, Rows]], problems: list[Finding]) -> None:
-    from rich.console import Console
-    from rich.padding import Padding
-    from rich.table import Table
+def report_lines(titled: list[tuple[str, Rows]], problems: list[Finding], width: int | None) -> list["Text"]:
+    """Return the report as lines of at most `width` cells; None: not folded."""
     from rich.text import Text
 
-    console = Console(highlight=False)
-    console.print()
+    lines: list[Text] = []
     for title, rows in titled:
-        console.print(Text(title, style="bold cyan"))
-        table = Table.grid(padding=(0, 2))
-        table.add_column(style="dim", min_width=_LABEL)
-        table.add_column(overflow="fold")
+        lines.append(Text(title, style="bold cyan"))
         for label, value in rows:
-            table.add_row(label, Text(value))
-        console.print(Padding(table, (0, 0, 1, 2)))
-    if not problems:
-        console.print(Text("✓ No problems found.", style="bold green"))
+            lines += _hanging(f"  {label:<{_LABEL}}  ", "dim", value, width)
+        lines.append(Text())
+    return [*lines, *finding_lines(problems, width)]
+
+
+def finding_lines(problems: list[Finding], width: int | None) -> list["Text"]:
+    """Return each problem and its remedy, or that there is none. width: as for `report_lines`."""
+    from rich.text import Text
+
+    lines: list[Text] = []
     for finding in problems:
-        draw_finding(finding)
+        style = "bold red" if finding.severity == "broken" else "bold yellow"
+        lines += _hanging(f"{finding.severity}: ", style, finding.what, width)
+        lines += _hanging("  -> ", "dim", finding.do, width)
+    return lines or [Text("No problems found.", style="bold green")]
 
 
-def _plain(titled: list[tuple[str, Rows]], problems: list[Finding]) -> str:
-    lines: list[str] = []
-    for title, rows in titled:
-        lines += [title, *(f"  {label:<{_LABEL}}  {value}".rstrip() for label, value in rows), ""]
-    lines += map(plain_finding, problems)
-    if not problems:
-        lines.append("No problems found.")
-    return "\n".join(lines)
+def _hanging(head: str, style: str, text: str, width: int | None) -> list["Text"]:
+    """Return a text after a head in this style, and its other lines below the first."""
+    from rich.text import Text
+
+    parts = [text]
+    if width is not None:
+        parts = wrap(text, max(1, width - len(head)), break_on_hyphens=False) or [""]
+    lines = [Text.assemble((head, style), parts[0]), *(Text(" " * len(head) + part) for part in parts[1:])]
+    for line in lines:
+        line.rstrip()
+    return lines
 
 
 def _isa(flags: frozenset[str]) -> str:
@@ -254,8 +263,6 @@ def doctor_hosts(hosts: str, model: str | None, *, as_json: bool) -> None:
 
 
 def _show_hosts(document: dict[str, Any]) -> None:
-    from headrace.app.output.tables import Column, print_apart
-
     rows = document["hosts"]
     print_apart(
         Column("rank", [str(row["rank"]) for row in rows]),
@@ -271,32 +278,9 @@ def _show_hosts(document: dict[str, Any]) -> None:
         Column("RDMA", [row["rdma"] or "" for row in rows], leaves=3, right=False),
         Column("clock", [_figure(row["clock_offset_s"], "{:+.1f} s") for row in rows], leaves=7),
     )
-    if not document["problems"]:
-        click.echo("No problems found.")
-    for finding in [Finding(**problem) for problem in document["problems"]]:
-        if may_style(sys.stdout):
-            draw_finding(finding)
-        else:
-            click.echo(plain_finding(finding))
+    problems = [Finding(**problem) for problem in document["problems"]]
+    print_lines(finding_lines(problems, table_width(sys.stdout)))
 
 
 def _figure(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)
-
-
-def draw_finding(finding: Finding) -> None:
-    """Print a problem and its remedy, in colour."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    mark = Text("✗", "bold red") if finding.severity == "broken" else Text("!", "bold yellow")
-    table = Table.grid(padding=(0, 1))
-    table.add_row(mark, Text(finding.what))
-    table.add_row("", Text(f"→ {finding.do}", style="dim"))
-    Console(highlight=False).print(table)
-
-
-def plain_finding(finding: Finding) -> str:
-    """Return a problem and its remedy as two lines."""
-    return f"{finding.severity}: {finding.what}\n  -> {finding.do}"

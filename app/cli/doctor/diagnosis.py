@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -349,12 +350,9 @@ def sessions_state() -> State:
     if not path.exists():
         return State("none yet")
     try:
-        database = Database(path)
-        try:
+        with closing(Database(path)) as database:
             report = [str(line) for (line,) in database.rows("PRAGMA quick_check")]
             (count,) = database.rows("SELECT count(*) FROM sessions")[0]
-        finally:
-            database.close()
     except (HeadraceError, sqlite3.Error) as error:
         hint = getattr(error, "hint", None) or f"move {path} away to start with an empty one"
         return State("unreadable", [Finding("broken", str(error), hint)])

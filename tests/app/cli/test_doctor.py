@@ -12,7 +12,7 @@ from huggingface_hub import constants
 
 import headrace
 from headrace.app.cli.doctor import diagnosis
-from headrace.app.cli.doctor.command import _draw, _plain, doctor, document, sections
+from headrace.app.cli.doctor.command import doctor, document, report_lines, sections
 from headrace.app.cli.doctor.diagnosis import PACKAGES, DefaultModel, DoctorReport, Finding, Place, findings
 from headrace.app.config.settings import settings_path, write_default
 from headrace.app.sessions.store import SessionStore, database_path
@@ -77,6 +77,11 @@ LINUX = replace(
 
 def what(report: DoctorReport) -> list[str]:
     return [f"{finding.severity}: {finding.what}" for finding in findings(report)]
+
+
+def plain(report: DoctorReport, problems: list[Finding]) -> str:
+    """Return the report as it is printed into a pipe."""
+    return "\n".join(line.plain for line in report_lines(sections(report), problems, None))
 
 
 def test_healthy_machines_have_no_findings() -> None:
@@ -220,14 +225,14 @@ def test_broken_things_come_first() -> None:
 
 @pytest.mark.parametrize("report", [MAC, LINUX, replace(MAC, machine=None, budget=None, peak=None)])
 def test_reports_have_no_escapes_and_are_valid_json(report: DoctorReport) -> None:
-    text = _plain(sections(report), findings(report))
+    text = plain(report, findings(report))
     assert "\x1b" not in text
     assert all(len(line) <= 100 for line in text.splitlines())
     assert json.loads(json.dumps(document(report, findings(report)), allow_nan=False))["ok"] is True
 
 
 def test_a_mac_names_both_bandwidths() -> None:
-    text = _plain(sections(MAC), [])
+    text = plain(MAC, [])
     assert "Apple M4 Max, 16 cores (12 performance, 4 efficiency), 40 GPU cores" in text
     assert "480 GB/s  (mx.sum float32; 2026-11-20 05:46 UTC)" in text
     assert "546 GB/s" in text
@@ -362,14 +367,11 @@ def test_a_folder_that_cannot_be_made_is_not_writable(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "report", [MAC, LINUX, replace(MAC, power=PowerState(True, 40, True, True), swap_used=9 * GIB)]
 )
-def test_drawn_report_fits_eighty_columns(
-    report: DoctorReport, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    _draw(sections(report), findings(report))
-    lines = capsys.readouterr().out.splitlines()
+def test_a_report_on_a_terminal_fits_eighty_columns(report: DoctorReport) -> None:
+    lines = [line.plain for line in report_lines(sections(report), findings(report), 80)]
     assert all(len(line) <= 80 for line in lines)
-    assert ("✓ No problems found." in lines) == (not findings(report))
+    assert ("No problems found." in lines) == (not findings(report))
+    assert " ".join(" ".join(lines).split()) == " ".join(plain(report, findings(report)).split())
 
 
 _BLOCKED = """import sys
