@@ -221,19 +221,7 @@ class SessionStore:
                 " title = CASE WHEN title = '' THEN ? ELSE title END WHERE id = ?",
                 *(new, now, title_of(content, attachments), session_id),
             )
-        return Message(
-            new,
-            session_id,
-            parent_id,
-            role,
-            content,
-            now,
-            partial,
-            model=model,
-            attachments=tuple(attachments),
-            sampling=sampling,
-            system=system,
-        )
+        return self.message(new)
 
     def take_back(self, message: Message) -> Session:
         """Remove a message without children, and the title it gave the session."""
