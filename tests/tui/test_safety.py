@@ -7,6 +7,7 @@ from textual import events
 from textual.geometry import Region
 
 from headrace.app.output.sanitise import sanitise
+from headrace.app.tui.input.ask_line import AskLine
 from headrace.app.tui.transcript.markdown_lines import render
 from tests.app.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
@@ -44,6 +45,18 @@ def test_an_answer_cannot_act(play) -> None:
         cut = len(attack) // 2  # also across two tokens
         engine.script(Script([attack[:cut], attack[cut:]]))
     play(scenario, engine)
+
+
+def test_a_paste_into_the_line_of_the_decode_view_is_inert(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("f2")
+        line = it.app.screen.query_one(AskLine)
+        line.post_message(events.Paste("red \x1b[31mtext"))
+        await it.until(lambda: line.value.endswith("text"))
+        assert "\x1b" not in line.value
+        assert it.prompt.text == line.value
+
+    play(scenario)
 
 
 @pytest.mark.sampled

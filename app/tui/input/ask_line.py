@@ -8,12 +8,13 @@ from collections.abc import Callable
 from textual import events
 from textual.widgets import Input
 
+from headrace.app.tui.input.fields import Field
 from headrace.app.tui.input.prompt import Prompt
 
 _ELSEWHERE = "F2 goes back to the text in the chat's input"
 
 
-class AskLine(Input):
+class AskLine(Field):
     """Disabled while the prompt has what a line cannot show: several lines, pastes, an edit."""
 
     def __init__(self, prompt: Prompt, send: Callable[[str], bool], *, usable: bool) -> None:
