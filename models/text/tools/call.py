@@ -23,6 +23,11 @@ class ToolCall:
     name: str
     arguments: str
 
+    @classmethod
+    def of(cls, name: str, arguments: object) -> "ToolCall":
+        """Return a call. arguments: an object."""
+        return cls(name, json.dumps(arguments, ensure_ascii=False))
+
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
@@ -223,7 +228,7 @@ def call_of(value: object) -> ToolCall | None:
             return None
     if not isinstance(name, str) or not name or not isinstance(given, Mapping):
         return None
-    return ToolCall(name, json.dumps(given, ensure_ascii=False))
+    return ToolCall.of(name, given)
 
 
 def calls_of(value: object) -> tuple[ToolCall, ...]:

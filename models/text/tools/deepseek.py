@@ -9,12 +9,11 @@
 <｜DSML｜parameter name="city" string="true">Paris</｜DSML｜parameter></｜DSML｜invoke>...                     3.2
 """
 
-import json
 import re
 from collections.abc import Callable, Sequence
 
 from headrace.models.text.tools.call import KINDS, Reading, Tool, ToolCall
-from headrace.models.text.tools.form import MarkupTokens, ToolForm, arguments_rule, quoted
+from headrace.models.text.tools.form import MarkupTokens, ToolForm, arguments_rules, one_call, quoted
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 from headrace.models.text.tools.markup import Markup
 
@@ -111,7 +110,7 @@ class DeepSeek(ToolForm):
         closed = text.find(self._call_end, end)
         if closed < 0 or not isinstance(value, dict):
             return None
-        return ToolCall(name, json.dumps(value, ensure_ascii=False)), closed + len(self._call_end)
+        return ToolCall.of(name, value), closed + len(self._call_end)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         begin = literal(_CALL)
@@ -124,11 +123,10 @@ class DeepSeek(ToolForm):
                 calls.append(f'call{number}: {head} arguments{number} "\\n```"')
             else:
                 calls.append(f"call{number}: {quoted(tool.name)} {separator} arguments{number}")
-        names = " | ".join(f"call{number}" for number in range(len(tools)))
-        rule = f"one: {begin} ({names}) {end}"
+        rule = f"one: {begin} ({one_call(tools)}) {end}"
         between = '"\\n"' if self._fenced else ""
         more = ""
         if self.parallel:
             more = f"({between} one)*"
         rest = f"rest: one {more} {literal(_END)}"
-        return "\n".join([rest, rule, *calls, *(arguments_rule(n, tool) for n, tool in enumerate(tools))])
+        return "\n".join([rest, rule, *calls, *arguments_rules(tools)])

@@ -51,6 +51,7 @@ class ToolForm(ABC):
     head: text before a call's arguments, as a grammar writes it, with the tool's name as its group; None if they are
         not JSON.
     separator: the text between `rest` and the next `rule_begin`; None if an answer has one `rest`.
+    names: the tools that a cut call may name; None: any.
     parallel: a forced answer may have several calls.
     markup: the texts around the parts of calls; None if they are JSON objects alone.
     end_of_text: the beginning of `rule_begin` that a text without calls has after it, too; "" for none.
@@ -62,6 +63,7 @@ class ToolForm(ABC):
     bare: bool = False
     head: re.Pattern[str] | None = None
     separator: str | None = None
+    names: Container[str] | None = None
     parallel: bool = True
     markup: Markup | None = None
     end_of_text: str = ""
@@ -81,7 +83,8 @@ class ToolForm(ABC):
         """
         if self.head is None:
             return ()
-        return cut_json_calls(text, self.head)
+        calls = cut_json_calls(text, self.head)
+        return tuple(call for call in calls if self.names is None or call.name in self.names)
 
     def write(self, calls: Sequence[Mapping[str, object]]) -> str:
         """Return calls {"name": ..., "arguments": {...}} as the model writes them, for templates that show none."""
@@ -105,6 +108,16 @@ def json_head(key: str = "arguments") -> re.Pattern[str]:
 def arguments_rule(number: int, tool: Tool, *, any_space: bool = False) -> str:
     """Return the rule `arguments{number}`: the tool's arguments as a JSON object. any_space: it may have lines."""
     return f"arguments{number}: %json {schema_json(tool.schema, any_space=any_space)}"
+
+
+def arguments_rules(tools: Sequence[Tool], *, any_space: bool = False) -> list[str]:
+    """Return the rules `arguments0` and so on of all tools, see `arguments_rule`."""
+    return [arguments_rule(number, tool, any_space=any_space) for number, tool in enumerate(tools)]
+
+
+def one_call(tools: Sequence[Tool]) -> str:
+    """Return Lark of a call of any tool: a choice of the rules `call0`, `call1` and so on."""
+    return " | ".join(f"call{number}" for number in range(len(tools)))
 
 
 def ordered_rules(name: str, written: Mapping[str, str], required: Container[str], separator: str) -> list[str]:

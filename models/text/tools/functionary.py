@@ -5,13 +5,12 @@
 {}
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 
 from headrace.models.text.recipients import MARK
 from headrace.models.text.tools.call import Reading, Tool, ToolCall, no_call
-from headrace.models.text.tools.form import MarkupTokens, ToolForm, arguments_rule, quoted
+from headrace.models.text.tools.form import MarkupTokens, ToolForm, arguments_rules, one_call, quoted
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 from headrace.models.text.tools.markup import Markup
 
@@ -29,6 +28,7 @@ class Functionary(ToolForm):
 
     def __init__(self, _marks: MarkupTokens, tools: Mapping[str, Tool]) -> None:
         self._tools = tools
+        self.names = tools.keys()
 
     def read(self, text: str, *, final: bool) -> Reading | None:
         head = self.head.match(text)
@@ -44,14 +44,9 @@ class Functionary(ToolForm):
             return no_call(len(MARK), final=final)
         except ValueError:
             return Reading(len(MARK))
-        return Reading(end, (ToolCall(head[1], json.dumps(value, ensure_ascii=False)),))
-
-    def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
-        return tuple(call for call in super().cut_calls(text) if call.name in self._tools)
+        return Reading(end, (ToolCall.of(head[1], value),))
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:  # noqa: ARG002 - all of it is text
         heads = [quoted(f"{tool.name}\n") for tool in tools]
         calls = [f"call{number}: {head} arguments{number}" for number, head in enumerate(heads)]
-        names = " | ".join(f"call{number}" for number in range(len(tools)))
-        arguments = [arguments_rule(number, tool) for number, tool in enumerate(tools)]
-        return "\n".join([f"rest: {names}", *calls, *arguments])
+        return "\n".join([f"rest: {one_call(tools)}", *calls, *arguments_rules(tools)])

@@ -11,7 +11,7 @@ from functools import partial
 
 from headrace.models.text.tools.call import PYTHON_CONSTANTS, Reading, Tool, ToolCall, no_call
 from headrace.models.text.tools.cut import closed_calls, without_half
-from headrace.models.text.tools.form import MarkupTokens, ToolForm, quoted
+from headrace.models.text.tools.form import MarkupTokens, ToolForm, one_call, quoted
 from headrace.models.text.tools.tagged import text_rules
 from headrace.models.text.tools.value_rules import Schema, ValueRules
 
@@ -47,7 +47,7 @@ class Gemma(ToolForm):
             value, _ = self._value(text[head.end() : end].rstrip(), 0)
         except (ValueError, IndexError, RecursionError):
             return Reading(start)
-        return Reading(end + len(self._end), (ToolCall(head[1], json.dumps(value, ensure_ascii=False)),))
+        return Reading(end + len(self._end), (ToolCall.of(head[1], value),))
 
     def _closing(self, text: str, position: int) -> int:
         """Return the position of the closing markup outside of quotes; -1 before it has come."""
@@ -127,8 +127,7 @@ class Gemma(ToolForm):
         ]
         for number, tool in enumerate(tools):
             rules += self._tool_rules(number, tool, quote)
-        names = " | ".join(f"call{number}" for number in range(len(tools)))
-        return "\n".join([f"rest: ({names}) {end}", *rules])
+        return "\n".join([f"rest: ({one_call(tools)}) {end}", *rules])
 
     def _tool_rules(self, number: int, tool: Tool, quote: str) -> list[str]:
         """Return the rules of one tool's call. quote: Lark of the mark around a text."""

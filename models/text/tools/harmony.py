@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from headrace.models.text.thinking_forms import CALL_BEGIN, CALL_MESSAGE
 from headrace.models.text.tools.call import Reading, Tool, calls_of, no_call
-from headrace.models.text.tools.form import MarkupTokens, ToolForm, arguments_rule, quoted
+from headrace.models.text.tools.form import MarkupTokens, ToolForm, arguments_rule, one_call, quoted
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 
 _RECIPIENT = "functions."
@@ -52,7 +52,7 @@ class Harmony(ToolForm):
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         channel, constrain, message = map(literal, ("<|channel|>", "<|constrain|>", "<|message|>"))
         rules = [
-            f"rest: {' | '.join(f'call{number}' for number in range(len(tools)))}",
+            f"rest: {one_call(tools)}",
             f"recipient_first: {' | '.join(f'first{number}' for number in range(len(tools)))}",
         ]
         for number, tool in enumerate(tools):

@@ -6,8 +6,8 @@ Rows of `table.FORMS` make them. `tests/models/text/tools/test_forms.py` reads e
 import re
 from collections.abc import Callable, Sequence
 
-from headrace.models.text.tools.call import Reading, Tool, ToolCall, calls_of, no_call
-from headrace.models.text.tools.form import MarkupTokens, ToolForm, arguments_rule, json_head, quoted
+from headrace.models.text.tools.call import Reading, Tool, calls_of, no_call
+from headrace.models.text.tools.form import MarkupTokens, ToolForm, arguments_rules, json_head, one_call, quoted
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 from headrace.models.text.tools.markup import Markup
 
@@ -79,9 +79,7 @@ def json_rules(
     opening: Lark of the text before the object.
     """
     calls = [f"call{n}: {quoted(before % tool.name)} arguments{n} {quoted(after)}" for n, tool in enumerate(tools)]
-    names = " | ".join(f"call{n}" for n in range(len(tools)))
-    arguments = [arguments_rule(n, tool) for n, tool in enumerate(tools)]
-    return "\n".join([f"{rule}: {opening} ({names}) {end}", *calls, *arguments])
+    return "\n".join([f"{rule}: {opening} ({one_call(tools)}) {end}", *calls, *arguments_rules(tools)])
 
 
 def json_list_rules(tools: Sequence[Tool], *, parallel: bool) -> str:
@@ -146,6 +144,7 @@ class Generic(ToolForm):
 
     def __init__(self, _marks: MarkupTokens, names: Sequence[str] = ()) -> None:
         self._names = names
+        self.names = names
 
     def read(self, text: str, *, final: bool) -> Reading | None:
         # The JSON begins after a fence, after the comma between two calls, or at once.
@@ -171,9 +170,6 @@ class Generic(ToolForm):
         if not calls or not all(call.name in self._names for call in calls):
             return Reading(1)
         return ended(text, position, close, calls=Reading(position, calls), final=final)
-
-    def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
-        return tuple(call for call in super().cut_calls(text) if call.name in self._names)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         return json_rules(tools, '{"name": "%s", "arguments": ', "}", literal(""))

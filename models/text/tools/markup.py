@@ -51,6 +51,10 @@ class Markup:
             return None
         return self.separator.removeprefix(end).removesuffix(self.begin)
 
+    def key_end_of(self, kind: str) -> str:
+        """Return the text between a key and a value of a type (of `KINDS`)."""
+        return self.typed_key_ends.get(kind, self.key_end)
+
     def mapped(self, change: Callable[[str], str]) -> "Markup":
         """Return the markup with each of its texts changed."""
 
@@ -92,7 +96,7 @@ class Markup:
             return [TemplateText(self.middle_if_empty)]
         parts: list[str] = [TemplateText(self.middle)]
         for name, value in arguments.items():
-            key_end = self.typed_key_ends.get(kind_of(value), self.key_end)
+            key_end = self.key_end_of(kind_of(value))
             text = value
             if not isinstance(text, str):
                 text = json.dumps(value, ensure_ascii=False)

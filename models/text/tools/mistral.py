@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from headrace.models.text.tools.call import Reading, Tool, ToolCall, calls_of, no_call
 from headrace.models.text.tools.cut import cut_json_calls
-from headrace.models.text.tools.form import MarkupTokens, ToolForm, arguments_rule, json_head, quoted
+from headrace.models.text.tools.form import MarkupTokens, ToolForm, arguments_rules, json_head, quoted
 from headrace.models.text.tools.json_forms import json_list_rules
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 from headrace.models.text.tools.markup import Markup
@@ -100,4 +100,4 @@ class Mistral(ToolForm):
         if self._writes_ids:
             middle = f"{literal(CALL_ID)} /[a-zA-Z0-9]{{9}}/ {middle}"
         calls = " | ".join(f"{quoted(tool.name)} {middle} arguments{n}" for n, tool in enumerate(tools))
-        return "\n".join([f"rest: {calls}", *(arguments_rule(n, tool) for n, tool in enumerate(tools))])
+        return "\n".join([f"rest: {calls}", *arguments_rules(tools)])

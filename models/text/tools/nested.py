@@ -7,14 +7,13 @@ The control token is left out here:
 </tool_call>
 """
 
-import json
 import re
 from collections.abc import Callable, Container, Mapping, Sequence, Set
 from functools import partial
 
 from headrace.models.text.tools.call import Reading, Tool, ToolCall, kinds_of, part_of, typed_text
 from headrace.models.text.tools.cut import closed_calls, without_half
-from headrace.models.text.tools.form import MarkupTokens, ToolForm, quoted
+from headrace.models.text.tools.form import MarkupTokens, ToolForm, one_call, quoted
 from headrace.models.text.tools.json_value import UnfinishedError
 from headrace.models.text.tools.tagged import text_rules, written_plainly
 from headrace.models.text.tools.value_rules import Schema, ValueRules
@@ -71,7 +70,7 @@ class Nested(ToolForm):
         end = self._invoke_end.match(text, position)
         if end is None:
             raise UnfinishedError
-        return ToolCall(name, json.dumps(dict(pairs), ensure_ascii=False)), end.end()
+        return ToolCall.of(name, dict(pairs)), end.end()
 
     def _elements(
         self, text: str, position: int, schema: object, document: Schema
@@ -129,8 +128,7 @@ class Nested(ToolForm):
         return closed_calls([closed], partial(self.read, final=True), self._tools)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
-        names = " | ".join(f"call{number}" for number in range(len(tools)))
-        calls = f"({names})"
+        calls = f"({one_call(tools)})"
         if self.parallel:
             calls += "+"
         mark = literal(_MARK)

@@ -14,7 +14,7 @@ from headrace.models.text.template_text import TemplateText, concatenate
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.call import Reading, Tool, ToolCall
 from headrace.models.text.tools.cut import closed_calls, whole_calls
-from headrace.models.text.tools.form import MarkupTokens, ToolForm, ordered_rules, quoted, schema_json
+from headrace.models.text.tools.form import MarkupTokens, ToolForm, one_call, ordered_rules, quoted, schema_json
 from headrace.models.text.tools.json_value import UnfinishedError
 from headrace.models.text.tools.tagged import python_constants
 
@@ -72,7 +72,7 @@ class Pythonic(ToolForm):
 
 def list_rules(tools: Sequence[Tool], end: str, *, parallel: bool) -> str:
     """Return the rules of a list of calls. end: Lark of the text after it."""
-    alternatives = " | ".join(f"call{number}" for number in range(len(tools)))
+    alternatives = one_call(tools)
     more = f'(", " ({alternatives}))*' if parallel else ""
     rules = [f'rest: "[" ({alternatives}) {more} "]" {end}']
     for number, tool in enumerate(tools):
@@ -204,7 +204,7 @@ def _call(text: str) -> ToolCall:
         if not equals or not _PARAMETER.fullmatch(name.strip()):
             raise ValueError("no named argument")
         arguments[name.strip()] = _value(ast.parse(value.strip(), mode="eval").body)
-    return ToolCall(head["name"], json.dumps(arguments, ensure_ascii=False))
+    return ToolCall.of(head["name"], arguments)
 
 
 def _value(node: ast.expr) -> object:

@@ -5,11 +5,11 @@ Forms with tagged values use both; `tagged_forms` and `written` have the markup.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from headrace.models.text.tools.call import Tool, ToolCall, kind_of, may_be_text, typed_value
 from headrace.models.text.tools.form import quoted, schema_json
+from headrace.models.text.tools.markup import Markup
 from headrace.runtime.config.typed import as_mapping
 
 
@@ -26,79 +26,60 @@ def tagged_call(
         arguments[key] = value
         if key not in texts or not may_be_text(tool, key):
             arguments[key] = typed_value(tool, key, value)
-    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+    return ToolCall.of(name, arguments)
 
 
-@dataclass(frozen=True, slots=True)
-class TaggedRules:
-    """Lark of the markup around the parts of a call with tagged values.
+def tagged_rules(lark: Markup, tools: Sequence[Tool]) -> list[str]:
+    """Return the rules of one call of each tool, `call0` and the next ones. lark: markup with its texts as Lark."""
+    rules: list[str] = []
+    for number, tool in enumerate(tools):
+        rules += _call_rules(lark, number, tool)
+    return rules
 
-    name_begin, name_end: before and after a tool's name.
-    key_begin: before a parameter's name.
-    key_end: between a parameter's name and a value, by the type of the value (of `KINDS`).
-    value_end: after a value.
-    end: after all parameters; "" if it is the same for all tools.
-    name_end_if_empty: after the name in a call without parameters; None if that is `name_end`.
-    """
 
-    name_begin: str
-    name_end: str
-    key_begin: str
-    key_end: Callable[[str], str]
-    value_end: str
-    end: str = ""
-    name_end_if_empty: str | None = None
+def _call_rules(lark: Markup, number: int, tool: Tool) -> list[str]:
+    """Return the rules of one tool's call: parameters in order, required ones always."""
+    name = quoted(tool.name)
+    empty = f"{name} {lark.middle if lark.middle_if_empty is None else lark.middle_if_empty}"
+    if not tool.properties and not tool.free:
+        return [f"call{number}: {empty}"]
+    call = f"{name} {lark.middle} parameters{number}"
+    if tool.free or not any(map(tool.needs, tool.properties)):
+        call += f" | {empty}"
+    return [f"call{number}: {call}", *_parameter_rules(lark, number, tool)]
 
-    def calls(self, tools: Sequence[Tool]) -> tuple[str, list[str]]:
-        """Return the choice of one call of any tool, and the rules of all."""
-        rules: list[str] = []
-        for number, tool in enumerate(tools):
-            rules += self._call_rules(number, tool)
-        return " | ".join(f"call{number}" for number in range(len(tools))), rules
 
-    def _call_rules(self, number: int, tool: Tool) -> list[str]:
-        """Return the rules of one tool's call: parameters in order, required ones always."""
-        begin = f"{self.name_begin} {quoted(tool.name)}"
-        call = f"{begin} {self.name_end} parameters{number} {self.end}"
-        if self.name_end_if_empty is None:
-            return [f"call{number}: {call}", *self._parameter_rules(number, tool)]
-        empty = f"{begin} {self.name_end_if_empty} {self.end}"
-        if not tool.properties and not tool.free:
-            return [f"call{number}: {empty}"]
-        if tool.free or not any(map(tool.needs, tool.properties)):
-            call += f" | {empty}"
-        return [f"call{number}: {call}", *self._parameter_rules(number, tool)]
+def _parameter_rules(lark: Markup, number: int, tool: Tool) -> list[str]:
+    """Return the rule `parameters{number}` of one tool, and those that it refers to."""
+    if tool.free:
+        name = f"name{number}"
+        value = f"value{number}"
+        return [
+            f"parameters{number}: ({lark.key_begin} {name} {lark.key_end_of('string')} {value})*",
+            f"{name}: /[A-Za-z_][A-Za-z0-9_-]{{0,63}}/",
+            *text_rules(value, lark.value_end),
+        ]
+    names: list[str] = []
+    rules: list[str] = []
+    for index, name in enumerate(tool.properties):
+        rule = f"parameter{number}x{index}"
+        names.append(rule if tool.needs(name) else f"{rule}?")
+        rules += _value_rules(lark, rule, tool, name)
+    return [f"parameters{number}: {' '.join(names)}", *rules]
 
-    def _parameter_rules(self, number: int, tool: Tool) -> list[str]:
-        """Return the rule `parameters{number}` of one tool, and those that it refers to."""
-        if tool.free:
-            name = f"name{number}"
-            value = f"value{number}"
-            return [
-                f"parameters{number}: ({self.key_begin} {name} {self.key_end('string')} {value})*",
-                f"{name}: /[A-Za-z_][A-Za-z0-9_-]{{0,63}}/",
-                *text_rules(value, self.value_end),
-            ]
-        names: list[str] = []
-        rules: list[str] = []
-        for index, name in enumerate(tool.properties):
-            rule = f"parameter{number}x{index}"
-            names.append(rule if tool.needs(name) else f"{rule}?")
-            rules += self._value_rules(rule, tool, name)
-        return [f"parameters{number}: {' '.join(names)}", *rules]
 
-    def _value_rules(self, rule: str, tool: Tool, name: str) -> list[str]:
-        """Return the rules of a parameter: a choice of the texts before its value, if these tell its type."""
-        kinds_of_end: dict[str, set[str]] = {}
-        for kind in sorted(tool.kinds(name)):
-            kinds_of_end.setdefault(self.key_end(kind), set()).add(kind)
-        choices: list[str] = []
-        rules: list[str] = []
-        for number, (key_end, kinds) in enumerate(kinds_of_end.items()):
-            value = f"{rule}v{number}"
-            choices.append(f"{self.key_begin} {quoted(name)} {key_end} {value}")
-            rules += _value(value, kinds, tool, name, self.value_end)
-        return [f"{rule}: {' | '.join(choices)}", *rules]
+def _value_rules(lark: Markup, rule: str, tool: Tool, name: str) -> list[str]:
+    """Return the rules of a parameter: a choice of the texts before its value, if these tell its type."""
+    kinds_of_end: dict[str, set[str]] = {}
+    for kind in sorted(tool.kinds(name)):
+        kinds_of_end.setdefault(lark.key_end_of(kind), set()).add(kind)
+    choices: list[str] = []
+    rules: list[str] = []
+    for number, (key_end, kinds) in enumerate(kinds_of_end.items()):
+        value = f"{rule}v{number}"
+        choices.append(f"{lark.key_begin} {quoted(name)} {key_end} {value}")
+        rules += _value(value, kinds, tool, name, lark.value_end)
+    return [f"{rule}: {' | '.join(choices)}", *rules]
 
 
 def _value(rule: str, kinds: Set[str], tool: Tool, name: str, after: str) -> list[str]:

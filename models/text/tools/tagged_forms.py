@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from headrace.models.text.thinking_forms import CALL_BEGIN, CALL_MESSAGE
 from headrace.models.text.tools.call import Reading, Tool, no_call
-from headrace.models.text.tools.form import MarkupTokens, quoted
+from headrace.models.text.tools.form import MarkupTokens, one_call, quoted
 from headrace.models.text.tools.markup import Markup
 from headrace.models.text.tools.tagged import tagged_call
 from headrace.models.text.tools.written import Written
@@ -106,11 +106,11 @@ class QwenCoder(Written):
         return Reading(close.end(), (call,))
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
-        calls, rules = self._tagged_rules(literal).calls(tools)
+        rules = self._tagged_rules(tools, literal)
         # `<tool_call>` is the form's `rule_begin`; both tags may be control tokens, the markup between is text.
         begin = quoted(_QWEN_CODER.begin.removeprefix("<tool_call>"))
         end = quoted(_QWEN_CODER.end.removesuffix("</tool_call>"))
-        return "\n".join([f"rest: {begin} ({calls}) {end} {literal('</tool_call>')}", *rules])
+        return "\n".join([f"rest: {begin} ({one_call(tools)}) {end} {literal('</tool_call>')}", *rules])
 
 
 _MUSE = Markup(
@@ -154,10 +154,10 @@ class Muse(Written):
         return Reading(start + reading.length, reading.calls)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
-        _, rules = self._tagged_rules(literal).calls(tools)
+        rules = self._tagged_rules(tools, literal)
         begin = quoted(_MUSE.begin)
         end = quoted(_MUSE.end)
-        # The name stands in the head of the message, too. `call0` and the next ones are the rules of `TaggedRules`.
+        # The name stands in the head of the message, too. `call0` and the next ones are those of `tagged_rules`.
         messages: list[str] = []
         for number, tool in enumerate(tools):
             messages.append(f"whole{number}")

@@ -13,14 +13,15 @@ Numbers and identifiers that the template writes itself may have any value.
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from headrace.models.text.tools.call import Reading, Tool, ToolCall, no_call
 from headrace.models.text.tools.cut import cut_tagged_calls
-from headrace.models.text.tools.form import MarkupTokens, ToolForm, arguments_rule
+from headrace.models.text.tools.form import MarkupTokens, ToolForm, arguments_rules, one_call
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 from headrace.models.text.tools.markup import Markup
-from headrace.models.text.tools.tagged import TaggedRules, tagged_call
+from headrace.models.text.tools.tagged import tagged_call, tagged_rules
 
 NAMES = ("probe_tool_x", "probe_tool_y")
 KEYS = ("probe_key_x", "probe_key_y")
@@ -171,6 +172,7 @@ class Written(ToolForm):
     def __init__(self, marks: MarkupTokens, tools: Mapping[str, Tool], markup: Markup) -> None:
         self.markup: Markup = markup
         self._tools = tools
+        self.names = tools.keys()
         self._marks = marks
 
         # The begin of calls. `rule_begin` and `_rest_of_begin` are for the grammar, and have control tokens as the
@@ -298,7 +300,7 @@ class Written(ToolForm):
                 value, end = leading_value(text, position)
             except (UnfinishedError, ValueError):
                 return None
-            return ToolCall(name, json.dumps(value, ensure_ascii=False)), end
+            return ToolCall.of(name, value), end
         pairs: list[tuple[str, str]] = []
         texts: set[str] = set()
         for pair in self._pairs(self._parameter, text, position):
@@ -331,7 +333,7 @@ class Written(ToolForm):
 
     def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
         if self.head is not None:  # arguments are JSON
-            return tuple(call for call in super().cut_calls(text) if call.name in self._tools)
+            return super().cut_calls(text)
         return cut_tagged_calls(text, partial(self.read, final=True), self.markup.mapped(self._marks), self._tools)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
@@ -341,32 +343,21 @@ class Written(ToolForm):
         if markup.key_begin is None:
             middle = _grammar(markup.middle, literal)
             calls = [f"call{n}: {literal(tool.name)} {middle} arguments{n}" for n, tool in enumerate(tools)]
-            names = " | ".join(f"call{n}" for n in range(len(tools)))
-            any_space = markup.is_indented
-            lines = [*calls, *(arguments_rule(n, tool, any_space=any_space) for n, tool in enumerate(tools))]
+            lines = [*calls, *arguments_rules(tools, any_space=markup.is_indented)]
         else:
-            names, lines = self._tagged_rules(literal).calls(tools)
+            lines = self._tagged_rules(tools, literal)
+        call = f"({one_call(tools)})"
         more = ""
         if self.parallel and markup.separator is not None:
-            more = f"({_grammar(markup.separator, literal)} ({names}))*"
-        return "\n".join([f"rest: {begin} ({names}) {more} {_grammar(markup.end, literal)}", *lines])
+            more = f"({_grammar(markup.separator, literal)} {call})*"
+        return "\n".join([f"rest: {begin} {call} {more} {_grammar(markup.end, literal)}", *lines])
 
-    def _tagged_rules(self, literal: Callable[[str], str]) -> TaggedRules:
-        """Return the markup of tagged arguments as Lark."""
-        markup = self.markup
-        key_ends = {kind: _grammar(text, literal) for kind, text in markup.typed_key_ends.items()}
-        key_end = _grammar(markup.key_end, literal)
-        middle_if_empty = markup.middle
-        if markup.middle_if_empty is not None:
-            middle_if_empty = markup.middle_if_empty
-        return TaggedRules(
-            name_begin="",
-            name_end=_grammar(markup.middle, literal),
-            key_begin=_grammar(markup.key_begin or "", literal),
-            key_end=lambda kind: key_ends.get(kind, key_end),
-            value_end=literal(markup.value_end),
-            name_end_if_empty=_grammar(middle_if_empty, literal),
-        )
+    def _tagged_rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> list[str]:
+        """Return the rules of one call of each tool with tagged arguments, `call0` and the next ones."""
+        lark = self.markup.mapped(lambda text: _grammar(text, literal))
+        # `text_rules` reads it as a literal or a control token: no number in it may differ.
+        lark = replace(lark, value_end=literal(self.markup.value_end))
+        return tagged_rules(lark, tools)
 
 
 def _without_cdata(value: str) -> str:
