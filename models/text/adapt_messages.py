@@ -5,6 +5,7 @@ is left out: a text without a place in the template moves to the nearest message
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -45,17 +46,21 @@ def adapt_messages(
 
 def with_argument_objects(messages: Sequence[Message]) -> list[Message]:
     """Return messages whose calls have their arguments as objects."""
-    changed: list[Message] = []
-    for message in messages:
-        calls = calls_of(message)
-        changed.append({**message, "tool_calls": list(map(_with_object, calls))} if calls else message)
-    return changed
+    return [with_calls(message, _with_object) for message in messages]
 
 
 def calls_of(message: Message) -> Sequence[Mapping[str, Any]]:
     """Return the calls of a message, after `with_argument_objects`."""
     calls = message.get("tool_calls")
     return calls if isinstance(calls, list) else ()
+
+
+def with_calls(message: Message, change: Callable[[Mapping[str, Any]], Mapping[str, object]]) -> Message:
+    """Return a message with each of its calls changed."""
+    calls = calls_of(message)
+    if not calls:
+        return message
+    return {**message, "tool_calls": [change(call) for call in calls]}
 
 
 def _with_object(call: Mapping[str, object]) -> dict[str, object]:
@@ -148,12 +153,12 @@ def _adapt_calls(messages: list[Message], rules: TemplateRules, write_calls: Cal
             messages = [_result_as_user(message) if message["role"] == "tool" else message for message in messages]
         return messages
     if rules.names_calls_by_ids:
-        messages = _with_named_ids(messages)
+        messages = _with_ids(messages, lambda call, number: named_id(str(call["function"].get("name")), number))
     elif not rules.takes_any_ids:
-        messages = _with_short_ids(messages)
+        messages = _with_ids(messages, lambda call, _: short_id(call.get("id")))
     messages = [_with_content_of_calls(message, rules) for message in _split_calls(messages, rules)]
     if not rules.takes_argument_objects:
-        messages = [_with_argument_texts(message) for message in messages]
+        messages = [with_calls(message, _with_text) for message in messages]
     return messages
 
 
@@ -168,36 +173,25 @@ def _with_written_calls(message: Message, write_calls: CallsWriter) -> Message:
     return {**others, "content": answer + "\n" + written if answer else written}
 
 
-def _with_named_ids(messages: list[Message]) -> list[Message]:
-    """Return messages whose calls have identifiers with the names of their tools, numbered in the conversation."""
-    changed: list[Message] = []
-    number = 0
-    open_calls: dict[object, str] = {}
-    for message in messages:
-        message = dict(message)
-        if message.get("tool_calls"):
-            calls = []
-            for call in calls_of(message):
-                identifier = named_id(str(call["function"].get("name")), number)
-                number += 1
-                open_calls[call.get("id")] = identifier
-                calls.append({**call, "id": identifier})
-            message["tool_calls"] = calls
-        if message["role"] == "tool":
-            message["tool_call_id"] = open_calls.get(message.get("tool_call_id"), message.get("tool_call_id"))
-        changed.append(message)
-    return changed
+def _with_ids(messages: list[Message], rename: Callable[[Mapping[str, Any], int], str]) -> list[Message]:
+    """Return messages with other identifiers of calls, and of the results that answer them.
 
+    rename: returns the identifier of a call, by its number in the conversation.
+    """
+    identifiers: dict[object, str] = {}  # of the calls so far, by those they had
+    numbers = itertools.count()
 
-def _with_short_ids(messages: list[Message]) -> list[Message]:
-    """Return messages whose calls are named by nine letters and digits, the same in every turn."""
+    def renamed(call: Mapping[str, Any]) -> dict[str, object]:
+        identifier = rename(call, next(numbers))
+        identifiers[call.get("id")] = identifier
+        return {**call, "id": identifier}
+
     changed: list[Message] = []
     for message in messages:
-        message = dict(message)
-        if message.get("tool_calls"):
-            message["tool_calls"] = [{**call, "id": short_id(call.get("id"))} for call in calls_of(message)]
+        message = with_calls(message, renamed)
         if message["role"] == "tool":
-            message["tool_call_id"] = short_id(message.get("tool_call_id"))
+            asked = message.get("tool_call_id")
+            message = {**message, "tool_call_id": identifiers.get(asked, asked)}
         changed.append(message)
     return changed
 
@@ -265,16 +259,10 @@ def _with_content_of_calls(message: Message, rules: TemplateRules) -> Message:
     return message
 
 
-def _with_argument_texts(message: Message) -> Message:
-    """Return a message whose calls have their arguments as JSON text."""
-    calls = calls_of(message)
-    if not calls:
-        return message
-    written = []
-    for call in calls:
-        text = json.dumps(call["function"]["arguments"], ensure_ascii=False)
-        written.append({**call, "function": {**call["function"], "arguments": text}})
-    return {**message, "tool_calls": written}
+def _with_text(call: Mapping[str, Any]) -> dict[str, object]:
+    """Return a call with its arguments as JSON text."""
+    text = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+    return {**call, "function": {**call["function"], "arguments": text}}
 
 
 # --- system messages -----------------------------------------------------------------------------------------

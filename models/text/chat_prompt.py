@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from headrace.models.text.adapt_messages import adapt_messages, calls_of, with_argument_objects
+from headrace.models.text.adapt_messages import adapt_messages, with_argument_objects, with_calls
 from headrace.models.text.chat_template import Message
 from headrace.models.text.fill_in_middle import continued_text, fill_in_middle
 from headrace.models.text.template_rules import TemplateRules
@@ -147,10 +147,10 @@ class ChatPrompt:
         shield = self._tokenizer.shield
         texts = ("content", "reasoning_content", "thinking")
         changed = {key: _with_texts(message[key], shield) for key in texts if key in message}
-        if calls := calls_of(message):
-            all_marks = partial(shield, markup=True)
-            changed["tool_calls"] = [{**call, "function": _with_texts(call["function"], all_marks)} for call in calls]
-        return {**message, **changed}
+        all_marks = partial(shield, markup=True)
+        return with_calls(
+            {**message, **changed}, lambda call: {**call, "function": _with_texts(call["function"], all_marks)}
+        )
 
     def _write_calls(self, calls: Sequence[Mapping[str, object]]) -> str:
         """Return calls of earlier answers in the model's form, for a template that shows none."""
