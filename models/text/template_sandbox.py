@@ -11,13 +11,12 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import wraps
-from types import GeneratorType
 from typing import Any, NoReturn, cast
 
 import jinja2
 from jinja2 import ext, filters, meta, nodes
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
@@ -45,31 +44,35 @@ from headrace.runtime.errors import CheckpointError
 MAX_SOURCE = 50_000
 
 _FILTERS = (
-    *("abs", "attr", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "int"),
-    *("items", "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr", "reverse", "select"),
-    *("selectattr", "sort", "string", "unique", "upper"),
-)
+    "abs", "attr", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "int", "items",
+    "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr", "reverse", "select", "selectattr",
+    "sort", "string", "unique", "upper",
+)  # fmt: skip
 # Those that go through the items of their value: of a text, its characters.
 _ITEM_FILTERS = frozenset(
     {"join", "list", "map", "max", "min", "reject", "rejectattr", "select", "selectattr", "sort", "title", "unique"}
 )
-_TEXT_METHODS = (
-    *("capitalize", "casefold", "count", "endswith", "find", "format", "index", "isalnum", "isalpha", "isascii"),
-    *("isdecimal", "isdigit", "isidentifier", "islower", "isnumeric", "isprintable", "isspace", "istitle", "isupper"),
-    *("join", "lower", "lstrip", "partition", "removeprefix", "removesuffix", "replace", "rfind", "rindex"),
-    *("rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith", "strip", "swapcase", "title", "upper"),
-)
-# Values of Python's own types have these methods only.
-_METHODS: tuple[tuple[type | tuple[type, ...], frozenset[str]], ...] = (
-    (str, frozenset(_TEXT_METHODS)),
-    (dict, frozenset(["copy", "get", "items", "keys", "values"])),
-    ((list, tuple), frozenset(["copy", "count", "index"])),
-    ((int, float, complex, bytes, range, GeneratorType), frozenset()),
-    ((type({}.keys()), type({}.values()), type({}.items())), frozenset()),
-)
+_TEXT_METHODS = frozenset({
+    "capitalize", "casefold", "count", "endswith", "find", "format", "index", "isalnum", "isalpha", "isascii",
+    "isdecimal", "isdigit", "isidentifier", "islower", "isnumeric", "isprintable", "isspace", "istitle", "isupper",
+    "join", "lower", "lstrip", "partition", "removeprefix", "removesuffix", "replace", "rfind", "rindex", "rpartition",
+    "rsplit", "rstrip", "split", "splitlines", "startswith", "strip", "swapcase", "title", "upper",
+})  # fmt: skip
+_LOOP_FIELDS = frozenset({
+    "changed", "cycle", "depth", "depth0", "first", "index", "index0", "last", "length", "nextitem", "previtem",
+    "revindex", "revindex0",
+})  # fmt: skip
 # Changes of lists that a template has made, or of copies that it got: Kimi K2 Thinking, as llama.cpp has it.
 _LIST_CHANGES = frozenset(["append", "pop"])
-_MAX_ARGUMENTS = 64  # after `*` in a call
+# The attributes that a template may read, by the type of the value. Other values have none, but for namespaces.
+_ATTRIBUTES: Mapping[type, frozenset[str]] = {
+    str: _TEXT_METHODS,
+    dict: frozenset(["copy", "get", "items", "keys", "values"]),
+    list: frozenset(["copy", "count", "index"]) | _LIST_CHANGES,
+    tuple: frozenset(["count", "index"]),
+    LoopContext: _LOOP_FIELDS,
+}
+_MAX_ARGUMENTS = 64  # after `*` in a call: Jamba calls macros so
 _LONGEST_TIME = 200  # characters of a form of the time
 # Errors of Python's own types, where a template takes a value for another kind.
 _DATA_ERRORS = (ArithmeticError, AttributeError, LookupError, NameError, TypeError, ValueError)
@@ -171,20 +174,13 @@ class _Environment(ImmutableSandboxedEnvironment):
             changed()
         return built(super().call(__context, __obj, *args, **kwargs))
 
-    def getattr(self, obj: object, attribute: str) -> Any:
-        if type(obj) is not _Namespace or attribute.startswith("_"):
-            return super().getattr(obj, attribute)
-        # Without the checks for other types, which a namespace makes slow: each reads one of its attributes.
-        try:
-            return getattr(obj, attribute)
-        except AttributeError:
-            return self.undefined(obj=obj, name=attribute)
-
     def is_safe_attribute(self, obj: object, attr: str, value: object) -> bool:
-        if type(obj) is list and attr in _LIST_CHANGES:
-            return True
-        has_method = next((attr in names for kind, names in _METHODS if isinstance(obj, kind)), True)
-        return has_method and super().is_safe_attribute(obj, attr, value)
+        if type(obj) is _Namespace:
+            return not attr.startswith("_")
+        kind = str if isinstance(obj, str) else type(obj)  # `TemplateText`, and Jinja's escaped text
+        if attr not in _ATTRIBUTES.get(kind, ()):
+            return False
+        return attr in _LIST_CHANGES or super().is_safe_attribute(obj, attr, value)
 
     def unsafe_undefined(self, obj: object, attribute: str) -> NoReturn:
         # Jinja would return a value that fails on use and prints as nothing.
@@ -447,15 +443,11 @@ class _Namespace(Namespace):
     """Jinja's namespace without underscored names, so that none can replace a Python internal."""
 
     def __init__(*args: object, **kwargs: object) -> None:
-        self = args[0]
+        self = args[0]  # no parameter has a name: a template may call a field `self`
         values = dict(*args[1:], **kwargs)
         for name in values:
             _check_name(name)
         Namespace.__init__(self, values)
-
-    def __setitem__(self, name: str, value: object) -> None:
-        _check_name(name)
-        super().__setitem__(name, value)
 
     def __repr__(self) -> NoReturn:
         # Namespaces can hold each other, so that one of them is written many times.

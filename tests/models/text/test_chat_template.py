@@ -181,3 +181,12 @@ def test_jinja_is_not_imported_before_a_template_is_compiled() -> None:
 def test_an_unknown_role_is_refused(role: Any) -> None:
     with pytest.raises(UsageError, match="role"):
         ChatTemplate({"default": "x"}).render([{"role": role, "content": "x"}])
+
+
+def test_a_loop_has_the_fields_of_jinja() -> None:
+    fields = ("index", "index0", "revindex", "revindex0", "first", "last", "length", "depth", "depth0")
+    source = "{% for m in messages %}" + "".join("{{ loop." + field + " }}," for field in fields) + "{% endfor %}"
+    assert ChatTemplate({"default": source}).render([USER]) == "1,0,1,0,True,True,1,1,0,"
+    calls = "{{ loop.cycle('a', 'b') }}{{ loop.changed(m.role) }}{{ loop.previtem is defined }}{{ loop.nextitem.role }}"
+    source = "{% for m in messages[:1] + messages %}" + calls + "{% break %}{% endfor %}"
+    assert ChatTemplate({"default": source}).render([USER]) == "aTrueFalseuser"
