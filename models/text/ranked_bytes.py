@@ -18,6 +18,7 @@ from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.checkpoint.side_file import read_side_file
 from headrace.models.text.detokenizer import spelled
 from headrace.models.text.tokenizers_library import LARGEST_ID
+from headrace.models.text.vocabulary import NORMAL, Vocabulary, merges_by_score
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 _LONGEST = 1024  # bytes of a token; the work per token is quadratic in it
@@ -127,8 +128,7 @@ def _build(ranks: Mapping[bytes, int], pattern: str, specials: Mapping[str, int]
     ranks: ids of byte strings, in the order of merges. pattern: of words. specials: ids of control tokens.
     """
     # The vocabulary, byte strings spelled in byte-level BPE's alphabet.
-    text_of = {token: spelled(token) for token in ranks}
-    ids = {text_of[token]: index for token, index in ranks.items()}
+    ids = {spelled(token): index for token, index in ranks.items()}
     vocabulary = {**ids, **specials}
     _check_ids(vocabulary.values(), file)
     if len(set(vocabulary.values())) != len(ranks) + len(specials):
@@ -136,15 +136,10 @@ def _build(ranks: Mapping[bytes, int], pattern: str, specials: Mapping[str, int]
     if not all(bytes([byte]) in ranks for byte in range(256)):
         raise CheckpointError(f"{file.name}: some bytes are no tokens")
 
-    # Each way in which two tokens make a third one.
-    merges: list[tuple[str, str]] = []
-    for token in sorted(ranks, key=ranks.__getitem__):
-        pairs = [
-            (ranks[token[:cut]], token[:cut], token[cut:])
-            for cut in range(1, len(token))
-            if token[:cut] in ranks and token[cut:] in ranks
-        ]
-        merges += [(text_of[a], text_of[b]) for _, a, b in sorted(pairs)]
+    # Each way in which two tokens make a third one, that of the lowest rank first.
+    tokens = sorted(ids, key=ids.__getitem__)
+    ordered = Vocabulary(tokens, [NORMAL] * len(tokens))
+    merges = list(merges_by_score(ordered, range(0, -len(tokens), -1)))
 
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
     try:

@@ -24,8 +24,7 @@ BYTE = 6
 SPECIAL = (CONTROL, UNKNOWN)  # kinds that match on request only
 SPACE_MARK = "\u2581"  # SentencePiece's space
 _UNMERGED = (CONTROL, UNKNOWN, USER_DEFINED, UNUSED, BYTE)  # kinds that merges neither make nor take
-# Bits of a token's id, and of its rank by score: three fit a number. `gguf.header` and `sentencepiece_model` refuse
-# the files of larger vocabularies.
+# Bits of a token's id, and of its rank by score: three fit a number.
 _ID_BITS = 21
 _CODE_BITS = 21  # of a character
 # The limit for all tokens together. Each character needs 100 bytes; Gemma's tokens have 1.4 million
@@ -102,6 +101,8 @@ def merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> Iterator
     # The tokens that may be merged, and their places in the text of all, one after another.
     tokens = vocabulary.tokens
     kinds = vocabulary.kinds
+    if len(tokens) >= 1 << _ID_BITS:
+        raise CheckpointError(f"the vocabulary has {len(tokens)} tokens")
     ids = np.array([index for index, text in enumerate(tokens) if text and kinds[index] not in _UNMERGED], np.int64)
     usable = [tokens[index] for index in ids.tolist()]
     lengths = np.fromiter(map(len, usable), np.int64, len(usable))

@@ -42,3 +42,9 @@ def test_an_enormous_vocabulary_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module, "_MAX_CHARACTERS", 3)
     with pytest.raises(CheckpointError, match="4 characters"):
         merges_by_score(Vocabulary(["a", "b", "ab"], [NORMAL] * 3), [0.0] * 3)
+
+
+def test_more_tokens_than_an_id_has_bits_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_ID_BITS", 1)
+    with pytest.raises(CheckpointError, match="3 tokens"):
+        merges_by_score(Vocabulary(["a", "b", "ab"], [NORMAL] * 3), [0.0] * 3)
