@@ -113,7 +113,7 @@ class GGUFArchitecture:
     epsilon: str = "rms_norm_eps"  # entry for the epsilon of norms
     attends: bool = True  # False: no layer has attention
     head_counts: bool = False  # layers differ in their number of heads; the largest is the entry
-    scales_rope: bool = False  # metadata may ask for scaled RoPE
+    scales_rope: bool = False  # metadata, or the tensor of its factors, may ask for scaled RoPE
     rotates_part: bool = False  # metadata may ask for RoPE over a part of each head
     window_period: int = 0  # every n-th layer has no window, unless the metadata lists them; 0: without windows
     wrapped: str = ""  # model_type of the multimodal family that has the class; its text part is nested
@@ -125,10 +125,11 @@ class GGUFArchitecture:
     # Layout of the tensors
     layer: str = "model.layers.{}"  # prefix of a layer; `{}` is its number
     kinds: Callable[[Config], list[tuple[str, ...]]] | None = None  # groups of each layer, if it has others
+    layers: Callable[[Config], list[TensorRules]] | None = None  # tensors of each layer, in place of `groups`
     otherwise: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # group -> (a tensor, group without it)
     sizes: Callable[[Config], Sizes] = lambda _: {}  # beyond those of `sizes_of`
     made: Callable[[Metadata, Config], dict[str, Vector]] = lambda *_: {}  # parameters from metadata
     drafts: DraftLayer | None = None  # the layer that drafts tokens, in files that have one
     ignored: tuple[str, ...] = ()  # tensors of layers that the model does not read
-    config_tensors: tuple[str, ...] = ()  # tensors that become part of the config
+    config_tensors: tuple[str, ...] = ()  # tensors that become part of the config, beside the factors of `scales_rope`
     half: str = "bfloat16"  # half precision that its activations fit; those of Gemma overflow float16

@@ -11,6 +11,7 @@ from typing import Any
 from headrace.models.architectures.fields import text_section
 from headrace.models.architectures.read import biased_modules
 from headrace.models.gguf.architecture import Config, GGUFArchitecture, OrderOf, Shapes, Sizes, TensorRule, TensorRules
+from headrace.models.gguf.rope import ROPE_FACTORS
 from headrace.models.gguf.target import Order, Target, unfused
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
@@ -57,7 +58,7 @@ def _is_ignored(row: GGUFArchitecture, name: str, config: Config) -> bool:
     """Return whether a tensor is part of the config, or of a layer for multi-token prediction, or `ignored`."""
     block, _, key = name.removeprefix("blk.").partition(".")
     if not name.startswith("blk."):
-        return name in row.config_tensors
+        return name in row.config_tensors or (row.scales_rope and name == ROPE_FACTORS)
     return key in row.ignored or (block.isdigit() and int(block) >= config["num_hidden_layers"])
 
 
@@ -77,8 +78,8 @@ class _Names:
         row = self._row
         prefix = "language_model." if row.wrapped else ""
         yield from self._of_parts(row.tables, "", prefix)
-        for number, kinds in enumerate(self._kinds(self._config)):
-            yield from self._layer(kinds, number, f"{prefix}{row.layer.format(number)}.")
+        for number, parts in enumerate(self._layers()):
+            yield from self._layer(parts, number, f"{prefix}{row.layer.format(number)}.")
         yield from self._draft_layer()
 
     def _draft_layer(self) -> Iterator[Target]:
@@ -90,18 +91,30 @@ class _Names:
         at = drafts.at.format(count)
         types = [*self._config.get("layer_types", [""] * count), "full_attention"]
         kinds = self._kinds({**self._config, "num_hidden_layers": count + 1, "layer_types": types})[-1]
-        yield from self._layer(kinds, count, at + drafts.layer)
+        yield from self._layer(self._joined(kinds, count), count, at + drafts.layer)
         yield from self._of_parts(drafts.parts, f"blk.{count}.", at)
 
-    def _layer(self, kinds: tuple[str, ...], number: int, at: str) -> Iterator[Target]:
-        """Return the targets of a layer with these groups, and biases as the config states. at: prefix of modules."""
+    def _layers(self) -> list[TensorRules]:
+        """Return the tensors of each layer."""
+        if self._row.layers is not None:
+            return self._row.layers(self._config)
+        return [self._joined(kinds, number) for number, kinds in enumerate(self._kinds(self._config))]
+
+    def _joined(self, kinds: tuple[str, ...], number: int) -> TensorRules:
+        """Return the tensors of a layer with these groups."""
         parts: dict[str, TensorRule] = {}
         for kind in kinds:
-            for key, part in self._row.groups[self._group(kind, number)].items():
-                parts[key] = part
-                if part.leaf == "weight" and part.module in self._biased:
-                    parts[f"{key}.bias"] = part.bias
-        return self._of_parts(parts, f"blk.{number}.", at)
+            parts |= self._row.groups[self._group(kind, number)]
+        return parts
+
+    def _layer(self, parts: TensorRules, number: int, at: str) -> Iterator[Target]:
+        """Return the targets of a layer, with the biases that the config states. at: prefix of modules."""
+        biased: dict[str, TensorRule] = {}
+        for key, part in parts.items():
+            biased[key] = part
+            if part.leaf == "weight" and part.module in self._biased:
+                biased[f"{key}.bias"] = part.bias
+        return self._of_parts(biased, f"blk.{number}.", at)
 
     def _of_parts(self, parts: TensorRules, block: str, at: str) -> Iterator[Target]:
         """Yield the targets of parts. block: prefix of the file's tensors. at: prefix of modules."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from headrace.models.gguf.architecture import Config, DraftLayer, GGUFArchitecture, TensorRule, TensorRules
-from headrace.models.gguf.rope import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
+from headrace.models.gguf.rope import ROPE_LONG, ROPE_SHORT
 from headrace.models.gguf.target import Order, interleaved
 
 NORMS = {
@@ -156,5 +156,5 @@ def equal_layers(model_class: str, model_type: str, layer: TensorRules, **more: 
     return GGUFArchitecture(
         model_class, model_type, {"layer": layer}, more.pop("tables", tables()),
         constants={"hidden_act": "silu", **more.pop("constants", {})}, scales_rope=True,
-        config_tensors=(ROPE_FACTORS, ROPE_LONG, ROPE_SHORT), half=more.pop("half", "float16"), **more,
+        config_tensors=(ROPE_LONG, ROPE_SHORT), half=more.pop("half", "float16"), **more,
     )  # fmt: skip

@@ -1,8 +1,6 @@
 """DeciLM (Nemotron NAS): layers of different sizes, with or without attention, or with one matrix in its place.
 
 The class reads the sizes from `block_configs`, with an entry for attention and one for the feed-forward of each layer.
-Tensors are in groups with a size in their names: "attention 8" has 8 K/V heads, "mlp 256" a width of 256. "linear" is
-the matrix in place of attention.
 """
 
 from dataclasses import replace
@@ -12,7 +10,6 @@ from headrace.models.gguf.architecture import Config, Contents, Entries, GGUFArc
 from headrace.models.gguf.architectures.blocks import NORMS, attention, mlp, tables
 from headrace.models.gguf.keys import WIDTH, layers_of
 from headrace.models.gguf.metadata import Metadata
-from headrace.models.gguf.rope import ROPE_FACTORS
 from headrace.models.gguf.target import Order, interleaved
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
@@ -82,35 +79,35 @@ def _width(multiple: float, hidden_size: int) -> int:
     return round(multiple * hidden_size / 1.5) + _FFN_STEP // 2
 
 
-def _group_names(config: Config) -> list[tuple[str, ...]]:
-    """Return the names of the groups of tensors that each layer has."""
-    layers: list[tuple[str, ...]] = []
+def _layers(config: Config) -> list[TensorRules]:
+    """Return the tensors of each layer."""
+    layers: list[TensorRules] = []
     for block in config["block_configs"]:
-        names: list[str] = []
+        parts: dict[str, TensorRule] = {}
         heads_per_group = block["attention"]["n_heads_in_group"]
         if heads_per_group:
-            names.append(f"attention {config['num_attention_heads'] // heads_per_group}")
+            parts |= _attention_tensors(config["num_attention_heads"] // heads_per_group)
         elif block["attention"]["replace_with_linear"]:
-            names.append("linear")
+            parts |= _LINEAR
         multiple = block["ffn"]["ffn_mult"]
         if multiple:
-            names.append(f"mlp {_width(multiple, config['hidden_size'])}")
-        layers.append(tuple(names))
+            width = _width(multiple, config["hidden_size"])
+            parts |= {"ffn_norm": NORMS["ffn_norm"], **mlp(inner=str(width))}
+        layers.append(parts)
     return layers
 
 
-class _DeciGroups(dict[str, TensorRules]):
-    """Tensors of a group by its name. A group of a size is made when it is looked up."""
+# One matrix in place of attention
+_LINEAR = {"attn_norm": NORMS["attn_norm"], "attn_output": TensorRule("self_attn.linear", "hidden hidden")}
 
-    def __missing__(self, name: str) -> TensorRules:
-        kind, _, size = name.partition(" ")
-        if kind == "mlp":
-            return {"ffn_norm": NORMS["ffn_norm"], **mlp(inner=size)}
-        projections = attention(permuted=True)
-        shape = f"{size}*head hidden"
-        keys = replace(projections["attn_k"], shape=shape, rows=partial(_permuted_keys, int(size)))
-        values = replace(projections["attn_v"], shape=shape)
-        return {"attn_norm": NORMS["attn_norm"], **projections, "attn_k": keys, "attn_v": values}
+
+def _attention_tensors(kv_heads: int) -> dict[str, TensorRule]:
+    """Return the tensors of a layer's attention."""
+    projections = attention(permuted=True)
+    shape = f"{kv_heads}*head hidden"
+    keys = replace(projections["attn_k"], shape=shape, rows=partial(_permuted_keys, kv_heads))
+    values = replace(projections["attn_v"], shape=shape)
+    return {"attn_norm": NORMS["attn_norm"], **projections, "attn_k": keys, "attn_v": values}
 
 
 def _permuted_keys(kv_heads: int, config: Config) -> Order:
@@ -118,20 +115,18 @@ def _permuted_keys(kv_heads: int, config: Config) -> Order:
     return interleaved(kv_heads, config["head_dim"])
 
 
-_LINEAR = {"attn_norm": NORMS["attn_norm"], "attn_output": TensorRule("self_attn.linear", "hidden hidden")}
 ROWS = {
     "deci": GGUFArchitecture(
         model_class="DeciLMForCausalLM",
         model_type="nemotron-nas",
-        groups=_DeciGroups(linear=_LINEAR),
+        groups={},
         tables=tables(),
         keys=(),
         entries=_block_configs,
         constants={"attention_bias": False, "mlp_bias": False, "rope_scaling": None},
         head_counts=True,
         scales_rope=True,
-        config_tensors=(ROPE_FACTORS,),
         whole_heads=True,
-        kinds=_group_names,
+        layers=_layers,
     ),
 }

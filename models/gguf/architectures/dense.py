@@ -29,7 +29,6 @@ from headrace.models.gguf.architectures.blocks import (
 )
 from headrace.models.gguf.keys import SECTIONS, layer_type, window_period, windows
 from headrace.models.gguf.metadata import Metadata
-from headrace.models.gguf.rope import ROPE_FACTORS
 from headrace.models.gguf.target import Order, interleaved
 from headrace.runtime.errors import UnsupportedModelError
 
@@ -335,14 +334,14 @@ ROWS: dict[str, GGUFArchitecture] = {
                 **attention(), **head_norms(), **ungated_mlp(),
             },
         },
-        tables(), made=_xielu, scales_rope=True, config_tensors=(ROPE_FACTORS,), whole_heads=True,
+        tables(), made=_xielu, scales_rope=True, whole_heads=True,
         constants={
             **_NO_BIASES, "rope_scaling": None, "post_norm": False, "qk_norm": True, "hidden_act": "xielu",
         },
     ),
     "arcee": GGUFArchitecture(
         "ArceeForCausalLM", "arcee", {"layer": {**NORMS, **attention(permuted=True), **ungated_mlp()}}, tables(),
-        scales_rope=True, config_tensors=(ROPE_FACTORS,),
+        scales_rope=True,
         constants={**_NO_BIASES, "rope_scaling": None, "hidden_act": "relu2"},
     ),
 }  # fmt: skip

@@ -27,25 +27,32 @@ def _stablelm(_metadata: Metadata, file: Contents, _config: Config) -> Entries:
     return {"use_parallel_residual": not file.has("ffn_norm.weight")}
 
 
-def _stablelm_kinds(config: Config) -> list[tuple[str, ...]]:
-    """Return the groups of each layer, with norms of single heads where the file has them."""
-    heads = config["num_attention_heads"]
-    kv_heads = config["num_key_value_heads"]
-    norms = (f"norms q heads {heads}", f"norms k kv_heads {kv_heads}") if config["qk_layernorm"] else ()
-    return [("layer", *norms)] * config["num_hidden_layers"]
+_STABLELM_LAYER = {
+    **biases(_ATTN_NORM), **mlp(), **attention(),
+    **biases({"ffn_norm": replace(NORMS["ffn_norm"], optional=True)}, optional=True),
+}  # fmt: skip
 
 
-class _StablelmGroups(dict[str, TensorRules]):
-    """Tensors of a layer. "norms q heads 32": of 32 heads of queries, which have a module each in the class."""
+def _stablelm_layers(config: Config) -> list[TensorRules]:
+    """Return the tensors of each layer, with norms of single heads where the file has them."""
+    layer = _STABLELM_LAYER
+    if config["qk_layernorm"]:
+        queries = _single_norms("q", "heads", config["num_attention_heads"])
+        layer = layer | queries | _single_norms("k", "kv_heads", config["num_key_value_heads"])
+    return [layer] * config["num_hidden_layers"]
 
-    def __missing__(self, kind: str) -> TensorRules:
-        _, letter, heads, count = kind.split()
-        source = f"attn_{letter}_norm"
-        module = f"self_attn.{letter}_layernorm.norms"
-        return {
-            f"{source}_{head}": TensorRule(f"{module}.{head}", f"{heads} head", plain=True, source=source, index=head)
-            for head in range(int(count))
-        }
+
+def _single_norms(letter: str, heads: str, count: int) -> dict[str, TensorRule]:
+    """Return the norms of single heads, which have a module each in the class, and are one tensor of the file.
+
+    letter: of queries or keys. heads: name of their number, which is `count`.
+    """
+    source = f"attn_{letter}_norm"
+    module = f"self_attn.{letter}_layernorm.norms"
+    return {
+        f"{source}_{head}": TensorRule(f"{module}.{head}", f"{heads} head", plain=True, source=source, index=head)
+        for head in range(count)
+    }
 
 
 def _unit_norms(_: Metadata, config: Config) -> dict[str, Vector]:
@@ -185,16 +192,10 @@ ROWS: dict[str, GGUFArchitecture] = {
         by_tensor={"use_qk_norm": "attn_q_norm.weight"},
     ),
     "stablelm": GGUFArchitecture(
-        "StableLmForCausalLM", "stablelm",
-        _StablelmGroups(
-            layer={
-                **biases(_ATTN_NORM), **mlp(), **attention(),
-                **biases({"ffn_norm": replace(NORMS["ffn_norm"], optional=True)}, optional=True),
-            },
-        ),
+        "StableLmForCausalLM", "stablelm", {},
         tables() | _FINAL_BIAS, epsilon="layer_norm_eps", whole_heads=True, untied=True, rotates_part=True,
         by_tensor={"use_qkv_bias": "attn_q.bias", "qk_layernorm": "attn_q_norm.weight"}, entries=_stablelm,
-        kinds=_stablelm_kinds,
+        layers=_stablelm_layers,
     ),
     "nemotron": _NEMOTRON,
     # The same layers, with biases; its norms have no 1 added, which those of the class add.

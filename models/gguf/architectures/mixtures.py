@@ -3,7 +3,9 @@
 Functions before the rows return entries of config.json that a family's files state in their own way.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -51,7 +53,7 @@ from headrace.models.gguf.keys import (
     window_flags,
 )
 from headrace.models.gguf.metadata import Metadata
-from headrace.models.gguf.rope import ROPE_FACTORS, rope_scaling
+from headrace.models.gguf.rope import rope_scaling
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 # Entries of experts; where the class has no other width, it is that of all feed-forwards.
@@ -225,18 +227,31 @@ def _mellum(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
     }  # fmt: skip
 
 
+_Heads = TypeVar("_Heads")
+"""Heads of a layer: their number, or that of queries and that of K/V."""
+
+
+def _by_kind(heads: Sequence[_Heads], slides: Sequence[bool], model: str) -> tuple[_Heads, _Heads]:
+    """Return the heads of layers without a window, and of those with one, which have as many if there are none.
+
+    slides: whether a layer has a window. Raises UnsupportedModelError, which names the model, if layers of one kind
+    differ.
+    """
+    full = {number for number, slide in zip(heads, slides, strict=True) if not slide}
+    local = {number for number, slide in zip(heads, slides, strict=True) if slide} or full
+    if len(full) != 1 or len(local) != 1:
+        raise UnsupportedModelError(f"a {model} with other heads is not supported")
+    return next(iter(full)), next(iter(local))
+
+
 def _step(metadata: Metadata, file: Contents, config: Config) -> Entries:
     """Return the entries of Step 3.5: heads and rotations of both kinds of layers, experts, bounds of activations."""
     count = layers_of(metadata)
     slides = window_flags(metadata, count, 4)
     heads = metadata.per_layer("{arch}.attention.head_count", count, minimum=1, maximum=HEADS)
     kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", count, minimum=1, maximum=HEADS)
-    full_heads = {sizes for sizes, slide in zip(zip(heads, kv_heads, strict=True), slides, strict=True) if not slide}
-    local_heads = {sizes for sizes, slide in zip(zip(heads, kv_heads, strict=True), slides, strict=True) if slide}
-    if len(full_heads) != 1 or len(local_heads) != 1:
-        raise UnsupportedModelError("a Step 3.5 with other heads is not supported")
-    [(heads_full, kv_full)] = full_heads
-    [(heads_local, kv_local)] = local_heads
+    sizes = list(zip(heads, kv_heads, strict=True))
+    (heads_full, kv_full), (heads_local, kv_local) = _by_kind(sizes, slides, "Step 3.5")
     theta = config["rope_theta"]
     local = KEYS["rope_local_base_freq"].read(metadata)
     slides = slides[: config["num_hidden_layers"]]
@@ -259,17 +274,12 @@ def _mimo(metadata: Metadata, file: Contents, config: Config) -> Entries:
     layers = range(config["num_hidden_layers"])
     kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", count, minimum=1, maximum=HEADS)
     slides = window_flags(metadata, count, 0)[: len(layers)]
-    full_heads = {kv_heads[layer] for layer in layers if not slides[layer]}
-    local_heads = {kv_heads[layer] for layer in layers if slides[layer]}
     sinks = {slides[layer] for layer in layers if f"blk.{layer}.attn_sinks.weight" in file.shapes}
     heads = metadata.integer("{arch}.attention.head_count")  # all layers have as many
-    if len(full_heads) != 1 or len(local_heads) != 1:
-        raise UnsupportedModelError("a MiMo 2 with other heads is not supported")
     head = config["head_dim"]
     value = metadata.integer("{arch}.attention.value_length", head, minimum=1, maximum=HEADS)
     rotated = rotated_part(metadata, head)
-    [full] = full_heads
-    [local] = local_heads
+    full, local = _by_kind(kv_heads[: len(layers)], slides, "MiMo 2")
     return {
         "num_key_value_heads": full, "swa_num_key_value_heads": local, "swa_num_attention_heads": heads,
         "swa_head_dim": head, "v_head_dim": value, "swa_v_head_dim": value,
@@ -311,10 +321,9 @@ def _laguna(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
     period = metadata.integer("{arch}.attention.sliding_window_pattern", _EVERY, minimum=1)
     slides = [window > 0 and layer % period != 0 for layer in range(count)]
     heads = metadata.per_layer("{arch}.attention.head_count", count, minimum=1, maximum=HEADS)
-    full_heads = {number for number, slide in zip(heads, slides, strict=True) if not slide}
-    local_heads = {number for number, slide in zip(heads, slides, strict=True) if slide} or full_heads
-    if len(full_heads) != 1 or len(local_heads) != 1 or not metadata.flag("{arch}.expert_weights_norm", False):
-        raise UnsupportedModelError("a Laguna with other heads or experts is not supported")
+    full_heads, _ = _by_kind(heads, slides, "Laguna")
+    if not metadata.flag("{arch}.expert_weights_norm", False):
+        raise UnsupportedModelError("a Laguna with other experts is not supported")
     theta = config.pop("rope_theta")
     full = {"rope_type": "default", **config.pop("rope_scaling", {}), "rope_theta": theta}
     full["partial_rotary_factor"] = config.pop("partial_rotary_factor")
@@ -327,7 +336,7 @@ def _laguna(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
         }  # fmt: skip
     dense = metadata.integer("{arch}.leading_dense_block_count", 0)
     return {
-        "num_attention_heads": full_heads.pop(), "num_attention_heads_per_layer": heads, "rope_parameters": rope,
+        "num_attention_heads": full_heads, "num_attention_heads_per_layer": heads, "rope_parameters": rope,
         "sliding_window": window or None, "layer_types": [layer_type(slide) for slide in slides],
         "mlp_layer_types": ["dense" if layer < dense else "sparse" for layer in range(count)],
     }  # fmt: skip
@@ -574,7 +583,7 @@ ROWS: dict[str, GGUFArchitecture] = {
             "attention_bias": False, "attention_chunk_size": _CHUNK, "attn_temperature_tuning": 4,
             "floor_scale": _CHUNK, "attn_scale": 0.1, "rope_scaling": None,
         },
-        entries=_llama4, scales_rope=True, config_tensors=(ROPE_FACTORS,), wrapped="llama4",
+        entries=_llama4, scales_rope=True, wrapped="llama4",
         sizes=lambda config: {"shared": config["intermediate_size"]},
     ),
     "olmoe": GGUFArchitecture(
@@ -584,7 +593,7 @@ ROWS: dict[str, GGUFArchitecture] = {
     ),
     "dots1": _DOTS1,
     "hy_v3": replace(  # the same layers
-        _DOTS1, entries=_hunyuan3, config_tensors=(ROPE_FACTORS,),
+        _DOTS1, entries=_hunyuan3,
         keys=("norm_topk_prob", "routed_scaling_factor", "intermediate_size"),
         constants={**_DOTS1.constants, "n_group": 1, "topk_group": 1},
         groups={
@@ -606,7 +615,7 @@ ROWS: dict[str, GGUFArchitecture] = {
         {"layer": {**NORMS, **attention(), **head_norms()}, "dense": mlp(), "sparse": _GATE}, tables(),
         keys=(*GROUPED, "norm_topk_prob", "routed_scaling_factor", "num_shared_experts", "intermediate_size"),
         experts=_NAMED, constants={"scoring_func": "sigmoid", "rope_scaling": None}, entries=_exaone, sigmoid=True,
-        window_period=4, scales_rope=True, config_tensors=(ROPE_FACTORS,),
+        window_period=4, scales_rope=True,
     ),
     "bailingmoe2": GGUFArchitecture(
         "BailingMoeV2ForCausalLM", "bailing_moe",
@@ -687,7 +696,7 @@ ROWS: dict[str, GGUFArchitecture] = {
         # the model's own code does; llama.cpp applies the first ones.
         constants={"yarn_only_types": ["full_attention"], "rope_scaling": None},
         by_tensor={"use_head_wise_attn_gate": "attn_gate.weight"}, entries=_step, head_counts=True, window_period=4,
-        scales_rope=True, config_tensors=(ROPE_FACTORS,), sigmoid=True, untied=True, sizes=_step_sizes,
+        scales_rope=True, sigmoid=True, untied=True, sizes=_step_sizes,
     ),
     "mimo2": GGUFArchitecture(
         "MiMoV2FlashForCausalLM", "mimo_v2_flash",

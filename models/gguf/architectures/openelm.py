@@ -1,4 +1,4 @@
-"""OpenELM: layers of different sizes, which the file lists. A group of tensors is named by the sizes of its layer."""
+"""OpenELM: layers of different sizes, which the file lists."""
 
 from headrace.models.gguf.architecture import Config, Contents, Entries, GGUFArchitecture, TensorRule, TensorRules
 from headrace.models.gguf.architectures.blocks import head_norms, mlp, tables
@@ -20,30 +20,25 @@ def _openelm(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     }  # fmt: skip
 
 
-def _kinds(config: Config) -> list[tuple[str, ...]]:
-    """Return the group of each layer, named by its sizes (see `_OpenElmGroups`)."""
+def _layers(config: Config) -> list[TensorRules]:
+    """Return the tensors of each layer."""
     widths = [round(multiple * config["hidden_size"]) for multiple in config["ffn_multipliers"]]
     sizes = zip(config["num_query_heads"], config["num_kv_heads"], widths, strict=True)
-    return [(f"{heads} {kv_heads} {width}",) for heads, kv_heads, width in sizes]
-
-
-class _OpenElmGroups(dict[str, TensorRules]):
-    """Tensors of a layer by its sizes: "12 3 768" has 12 heads of queries, 3 of K/V, and a feed-forward of 768."""
-
-    def __missing__(self, kind: str) -> TensorRules:
-        heads, kv_heads, width = kind.split()
-        return {
+    return [
+        {
             "attn_norm": TensorRule("attn_norm", "hidden"), "ffn_norm": TensorRule("ffn_norm", "hidden"),
-            "attn_qkv": TensorRule("attn.qkv_proj", f"{int(heads) + 2 * int(kv_heads)}*head hidden"),
+            "attn_qkv": TensorRule("attn.qkv_proj", f"{heads + 2 * kv_heads}*head hidden"),
             "attn_output": TensorRule("attn.out_proj", f"hidden {heads}*head"),
-            **head_norms("attn.q_norm", "attn.k_norm"), **mlp("ffn", inner=width),
-        }  # fmt: skip
+            **head_norms("attn.q_norm", "attn.k_norm"), **mlp("ffn", inner=str(width)),
+        }
+        for heads, kv_heads, width in sizes
+    ]  # fmt: skip
 
 
 ROWS = {
     "openelm": GGUFArchitecture(
-        "OpenELMForCausalLM", "openelm", _OpenElmGroups(), tables("transformer.norm", "transformer.token_embeddings"),
+        "OpenELMForCausalLM", "openelm", {}, tables("transformer.norm", "transformer.token_embeddings"),
         keys=(), constants={"normalize_qk_projections": True, "ffn_with_glu": True}, entries=_openelm, head_counts=True,
-        layer="transformer.layers.{}", kinds=_kinds,
+        layer="transformer.layers.{}", layers=_layers,
     ),
 }  # fmt: skip

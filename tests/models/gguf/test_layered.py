@@ -481,7 +481,7 @@ def test_broken_files_are_one_error(
         ("bailingmoe3", {"attention.head_count_kv": [0, 1, 0, 1, 0]}, "variant"),
         ("bailingmoe3", {"rope.dimension_sections": [2, 1, 1, 0]}, "dimension_sections"),
         ("hy_v3", {"expert_shared_feed_forward_length": 48}, "shared experts of 48"),
-        ("laguna", {"expert_weights_norm": False}, "other heads or experts"),
+        ("laguna", {"expert_weights_norm": False}, "other experts"),
         ("cohere2moe", {"attention.sliding_window_pattern": 4}, "does not list its layers"),
         ("cohere2moe", {"expert_gating_func": 1}, "experts by softmax"),
     ],
