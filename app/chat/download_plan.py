@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from headrace.models.checkpoint.split_files import is_gguf
 from headrace.models.registry.adapters import find_adapter, split_adapter
-from headrace.models.registry.catalog import HubRepo, find, load_catalog
+from headrace.models.registry.catalog import find, load_catalog
 from headrace.models.registry.progress import silent
 from headrace.models.registry.resolve import DEFAULT_MODEL, find_source, names_on_disk, stored_name
 from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, LocalGGUF, parse_source
@@ -92,7 +92,7 @@ def download_plan(name: str | None) -> DownloadPlan | None:
     entry = load_catalog().get(stored)
     if entry is None:
         return DownloadPlan(base, "the hub", None, free)
-    origin = f"{entry.source.repo} on the hub" if isinstance(entry.source, HubRepo) else entry.source.requirement
+    origin = f"{entry.source.repo} on the hub" if isinstance(entry.source, HubId) else entry.source.requirement
     return DownloadPlan(entry.name, origin, entry.download_bytes, free)
 
 

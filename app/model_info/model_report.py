@@ -22,7 +22,7 @@ from headrace.models.checkpoint.split_files import parts_of
 from headrace.models.cost.costs import checkpoint_cost, loaded_weight_bytes, shape_to_run, working_memory
 from headrace.models.cost.shape_sources import shape_of_checkpoint, shape_of_gguf
 from headrace.models.cost.step_shape import StepShape
-from headrace.models.registry.catalog import CatalogEntry, HubRepo, load_catalog
+from headrace.models.registry.catalog import CatalogEntry, load_catalog
 from headrace.models.registry.import_gguf import copied_file, copy_bytes, is_linked, title_of
 from headrace.models.registry.other_programs import foreign_models
 from headrace.models.registry.resolve import DEFAULT_MODEL, ResolvedModel, find_source, resolve
@@ -115,7 +115,7 @@ def _outside(name: str, path: Path) -> Document:
 def catalog_document(entry: CatalogEntry, usable: int | None = None) -> Document:
     """Return the catalog's facts of a model that is not installed. usable: as for `overview`."""
     source = entry.source
-    origin = f"{source.repo} on the hub" if isinstance(source, HubRepo) else f"the package {source.requirement}"
+    origin = f"{source.repo} on the hub" if isinstance(source, HubId) else f"the package {source.requirement}"
     return {
         **_available(entry, usable),
         "origin": origin,

@@ -11,6 +11,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.models.registry.source import HubId
 from headrace.runtime.config.paths import ASSETS
 from headrace.runtime.errors import ModelNotFoundError
 
@@ -33,14 +34,6 @@ class Wheel:
     member: str  # path inside the wheel
     member_bytes: int
     member_sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class HubRepo:
-    """A hub repository; `file` names one GGUF in it, None means a safetensors repository."""
-
-    repo: str
-    file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +95,7 @@ class CatalogEntry:
 
     name: str
     title: str  # for people
-    source: Wheel | HubRepo
+    source: Wheel | HubId
     quantization: str
     download_bytes: int
     weight_bytes: int  # in memory, quantized
@@ -228,7 +221,7 @@ def _entry(name: str, row: Mapping[str, Any]) -> CatalogEntry:
     facts = dict(row)
     wheel = facts.pop("wheel", None)
     hub = facts.pop("hub", None)
-    source = Wheel(**wheel) if wheel is not None else HubRepo(**hub)
+    source = Wheel(**wheel) if wheel is not None else HubId(**hub)
     sizes = facts.pop("shape")
     shape = Shape(**sizes | {"kv": tuple(map(tuple, sizes.get("kv", ())))})
     return CatalogEntry(name=name, source=source, shape=shape, **facts)  # the other keys are the fields' names

@@ -86,19 +86,18 @@ class HubFiles:
     sha256: Mapping[str, str] = field(default_factory=dict)
 
 
-def fetch_hub(hub: HubId, *, file: str | None = None, progress: Progress = silent) -> HubFiles:
+def fetch_hub(hub: HubId, *, progress: Progress = silent) -> HubFiles:
     """Download the files that `choose_files` selects from `hub`, or find them in the cache without network.
 
-    file: the one GGUF to download, unless `hub` names it.
     Raises ModelNotFoundError, FetchError (network, permission, damaged download) or CheckpointError (refused files).
     """
     with checked_responses(), small_chunks():
         progress("asking the hub", 0, None)
         info = _model_info(hub, files_metadata=True)
         if info is None:
-            return _from_cache(hub, hub.file or file)
+            return _from_cache(hub)
         with explained(hub):
-            return _download(hub, info, hub.file or file, progress)
+            return _download(hub, info, progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +133,7 @@ def _cached_header(hub: HubId) -> HubHeader:
         with suppress(LocalEntryNotFoundError):
             file = hf_hub_download(hub.repo, "config.json", revision=hub.revision, local_files_only=True)
             return HubHeader(None, None, read_json_object(Path(file)))
-    files = _from_cache(hub, hub.file)
+    files = _from_cache(hub)
     if files.gguf is None:
         raise unreachable(hub)
     from headrace.models.gguf.container import open_container
@@ -173,10 +172,10 @@ def _model_info(hub: HubId, *, files_metadata: bool = False) -> ModelInfo | None
         return info
 
 
-def _download(hub: HubId, info: ModelInfo, file: str | None, progress: Progress) -> HubFiles:
+def _download(hub: HubId, info: ModelInfo, progress: Progress) -> HubFiles:
     """Check a model's header, then download its files. Files that were in the cache before are not verified again."""
     siblings = {sibling.rfilename: sibling for sibling in info.siblings or []}
-    names = choose_files(siblings, hub.repo, file, hub.quantization)
+    names = choose_files(siblings, hub.repo, hub.file, hub.quantization)
     commit = check_commit(info.sha)
     cached = {name for name in names if isinstance(try_to_load_from_cache(hub.repo, name, revision=commit), str)}
     # Models that nothing here can run are refused before gigabytes are fetched.
@@ -262,11 +261,11 @@ def _download_files(hub: HubId, info: ModelInfo, names: Sequence[str], cached: s
     return folder
 
 
-def _from_cache(hub: HubId, file: str | None) -> HubFiles:
+def _from_cache(hub: HubId) -> HubFiles:
     """Return the files in the hub cache from an earlier download by headrace or another tool."""
     try:
         folder, cached_names = _snapshot(hub)
-        names = choose_files(cached_names, hub.repo, file, hub.quantization)
+        names = choose_files(cached_names, hub.repo, hub.file, hub.quantization)
     except (OSError, ValueError, HeadraceError) as error:
         raise unreachable(hub) from error
     return _hub_files(hub, folder.name, folder, names)

