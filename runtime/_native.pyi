@@ -67,7 +67,7 @@ class MixerPlan:
         key_heads: int,
         key_dim: int,
         value_dim: int,
-        taps: mx.array,
+        taps: mx.array | None,
         tap_bias: mx.array | None,
         rate: mx.array | None,
         step_bias: mx.array | None,
@@ -77,6 +77,9 @@ class MixerPlan:
         eps: float,
         steps: tuple[float, float],
         most_beta: float = 1.0,
+        wkv: Sequence[mx.array] = (),
+        gated: bool = True,
+        silu: bool = False,
     ) -> None: ...
     @property
     def state_floats(self) -> int: ...

@@ -44,8 +44,8 @@ def _mixer(fields: Fields) -> MixerConfig:
 
 def _runs(fields: Fields) -> bool:
     """Return whether all sizes are whole registers of 16 numbers, and heads fill the width."""
-    ranks_fit = all(fields.count(name) % 16 == 0 for name in _RANKS)
-    return ranks_fit and fields.count("hidden_size") % fields.count("head_dim") == 0
+    sizes_fit = all(fields.count(name) % 16 == 0 for name in (*_RANKS, "head_dim"))
+    return sizes_fit and fields.count("hidden_size") % fields.count("head_dim") == 0
 
 
 def _complete(_fields: Fields, decoder: DecoderConfig) -> DecoderConfig:

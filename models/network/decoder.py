@@ -28,7 +28,6 @@ from headrace.models.network.projections import (
     Residual,
     add_experts,
     add_products,
-    convolved,
     experts_output,
     gated_heads,
     loop_gates,
@@ -555,16 +554,14 @@ class Decoder:
         numbers = recurrence.sizes.key_dim
         rank = scan.step.columns
         assert layer.mixer is not None
-        inputs, gate = (mx.contiguous(part) for part in mx.split(x, 2, axis=-1))
-        inputs = ops.activate(convolved(kv, index, inputs, layer.mixer), "silu")
-        split = mx.split(ops.linear(inputs, scan.into), [rank, rank + numbers], axis=-1)
-        parts = [mx.contiguous(part) for part in split]  # steps, B, C
-        if scan.norm_eps is not None:
-            parts = [mx.fast.rms_norm(part, None, scan.norm_eps) for part in parts]
+        inputs, gate = mx.split(x, 2, axis=-1)
+        inputs = kv.mix(index, inputs, layer.mixer)
+        parts = mx.split(ops.linear(inputs, scan.into), [rank, rank + numbers], axis=-1)  # steps, B, C
+        if scan.norms is not None:
+            parts = [ops.rms_norm(part, norm, scan.norm_eps) for part, norm in zip(parts, scan.norms, strict=True)]
         steps, *others = parts
-        row = mx.concatenate([inputs, ops.linear(steps, scan.step), *others], axis=-1)
-        mixed = kv.mix(self._later_states[index], row, recurrence)
-        return ops.glu(gate, mixed, "silu")
+        row = mx.concatenate([inputs, gate, ops.linear(steps, scan.step), *others], axis=-1)
+        return kv.mix(self._later_states[index], row, recurrence)
 
     def _feed_forward(self, residual: Residual, layer: LayerWeights) -> Product:
         """Return the inner values of the dense feed-forward (B, T, F), and its projection back."""

@@ -88,7 +88,8 @@ def read_mixer(
 
     # Short convolution (LFM2, and before the scan of Mamba): no recurrence, rows as stored
     if sizes.kind == "conv":
-        spec = MixerSpec(sizes, taps=taps, tap_bias=bias)
+        scans = mixer.scan is not None
+        spec = MixerSpec(sizes, taps=taps, tap_bias=bias, gated=not scans, silu=scans)
         return spec, parameters.fused(prefix, inputs), output
     rate = -mx.exp(parameters.vector(f"{at}.A_log", sizes.heads).astype(mx.float32))
     step_bias = parameters.vector(f"{at}.dt_bias", sizes.decays)

@@ -9,12 +9,11 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from headrace.models.architectures.config import DecoderConfig
-from headrace.runtime.kv.cache import KVPass, PassRow
+from headrace.runtime.kv.cache import PassRow
 from headrace.runtime.ops import (
     AttentionSpec,
     LayerWeights,
     LoopGate,
-    MixerSpec,
     Ops,
     Projections,
     SmallValues,
@@ -73,15 +72,6 @@ def with_gates(ops: Ops, x: mx.array, layer: LayerWeights) -> mx.array:
     if gate is not None:
         z = ops.linear(mx.contiguous(z), gate)
     return mx.concatenate([mixed, z, b, ops.linear(mx.contiguous(a), decay)], axis=-1)
-
-
-def convolved(kv: KVPass, index: int, x: mx.array, spec: MixerSpec) -> mx.array:
-    """Convolve rows x (B, T, C) with those before them: a gated short convolution whose gates are ones.
-
-    index: of the state in `KVShape`.
-    """
-    ones = mx.ones_like(x)
-    return kv.mix(index, mx.concatenate([ones, ones, x], axis=-1), spec)
 
 
 def normed_heads(ops: Ops, projected: Projections, norms: tuple[mx.array, mx.array], eps: float) -> Projections:

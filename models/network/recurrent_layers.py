@@ -11,7 +11,9 @@ import mlx.core as mx
 from headrace.models.architectures.config import DecoderConfig, MixerConfig, TimeMixConfig
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.tensors import CHANNEL_MIX, TIME_MIXES, low_rank_names, scan_products, time_mix
-from headrace.runtime.ops import LayerWeights, MixerSizes, MixerSpec, ScanWeights, TimeMixWeights, Weight
+from headrace.runtime.ops import LayerWeights, MixerSizes, MixerSpec, ScanWeights, TimeMixWeights, Weight, WkvVectors
+
+_HEAD_EPS = 64e-5  # of the norm of each head's result in RWKV-7, whatever `norm_eps`
 
 
 def with_scan(weights: LayerWeights, parameters: Parameters, prefix: str, mixer: MixerConfig) -> LayerWeights:
@@ -25,7 +27,10 @@ def with_scan(weights: LayerWeights, parameters: Parameters, prefix: str, mixer:
         skip=parameters.vector(f"{prefix}.mixer.D", sizes.heads),
     )
     into, step = (parameters.tensor(prefix, tensor) for tensor in scan_products(mixer))
-    return replace(weights, later_mixers=(spec,), scan=ScanWeights(into, step, mixer.scan.norm_eps))
+    norms = None
+    if mixer.scan.norm_eps is not None:
+        norms = tuple(parameters.ones(size) for size in (mixer.scan.rank, sizes.key_dim, sizes.key_dim))
+    return replace(weights, later_mixers=(spec,), scan=ScanWeights(into, step, norms, mixer.scan.norm_eps or 0.0))
 
 
 def with_time_mix(
@@ -36,7 +41,6 @@ def with_time_mix(
     assert sizes is not None
     width = config.hidden_size
     recurrence, _ = mixer.later
-    heads = recurrence.heads
     *projections, output = time_mix(config, sizes)[:4]
     receptance, key, value = (parameters.tensor(prefix, tensor) for tensor in projections)
 
@@ -44,14 +48,21 @@ def with_time_mix(
         return parameters.vector(f"{prefix}.{name}", width)
 
     def of_heads(name: str) -> mx.array:
-        return of_channels(f"attn.{name}").reshape(heads, -1)
+        return of_channels(f"attn.{name}").reshape(recurrence.heads, recurrence.key_dim)
 
+    heads = WkvVectors(
+        removed_key=of_heads("k_k"),
+        key_rate=of_heads("k_a"),
+        bonus=of_heads("r_k"),
+        norm=of_heads("g_norm.weight"),
+        norm_bias=of_heads("g_norm.bias"),
+    )
     low_rank = _low_rank(parameters, prefix, width, sizes)
     shift = _shift(mixer.sizes, parameters)
     return replace(
         weights,
         mixer=shift,
-        later_mixers=(MixerSpec(recurrence), shift),
+        later_mixers=(MixerSpec(recurrence, norm_eps=_HEAD_EPS, wkv=heads), shift),
         output=parameters.tensor(prefix, output),
         time_mix=TimeMixWeights(
             mixes=tuple(of_channels(f"attn.x_{letter}") for letter in TIME_MIXES),
@@ -62,11 +73,6 @@ def with_time_mix(
             rate=low_rank["a"],
             value_mix=low_rank.get("v"),
             gate=low_rank["g"],
-            removed_key=of_heads("k_k"),
-            key_rate=of_heads("k_a"),
-            bonus=of_heads("r_k"),
-            norm=of_heads("g_norm.weight"),
-            norm_bias=of_heads("g_norm.bias"),
             channel_mix=of_channels(CHANNEL_MIX),
         ),
     )
@@ -88,4 +94,4 @@ def _low_rank(
 def _shift(sizes: MixerSizes, parameters: Parameters) -> MixerSpec:
     """Return a mixer whose result is the row before: a convolution of two rows with the taps 1 and 0."""
     ones = parameters.ones(sizes.channels)
-    return MixerSpec(sizes, taps=mx.stack([ones, mx.zeros_like(ones)]), shifts=True)
+    return MixerSpec(sizes, taps=mx.stack([ones, mx.zeros_like(ones)]), gated=False, shifts=True)

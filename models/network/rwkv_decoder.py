@@ -5,13 +5,12 @@ Both halves of a layer read their normalized input x and that of the row before.
     r, k, v = products of lerp(m_r), lerp(m_k), lerp(m_v)          receptance, key, value
     w, a, g = products of low rank of lerp(m_w), lerp(m_a), lerp(m_g)      decay, rate, gate
     v       = v + (v of the first layer - v) * sigmoid(another one of lerp(m_v))
-    y       = norm of each head of the recurrence (`runtime.ops.recurrent`) of r, w, k, v, a
-    x       = x + output((y + (r . bonus k) v) * g)
+    x       = x + output(the recurrence of r, w, k, v, a, with norms of heads and the gate g: `runtime.ops.recurrent`)
     x       = x + feed_forward(lerp(m_c))
 
 A layer has three states: the two rows before, and that of the recurrence. Layers run one operation at a time.
 
-Dimensions: B sequences, T new tokens, E hidden size, H heads, D head size.
+Dimensions: B sequences, T new tokens, E hidden size.
 """
 
 from collections.abc import Callable
@@ -19,15 +18,11 @@ from collections.abc import Callable
 import mlx.core as mx
 
 from headrace.models.network.decoder import Decoder
-from headrace.models.network.projections import Residual, convolved
+from headrace.models.network.projections import Residual
 from headrace.runtime.kv.cache import KVPass
 from headrace.runtime.ops import MixerSpec, Weight
 
 Activation = Callable[[mx.array], mx.array]
-
-_SLOWEST = -0.606531  # -exp(-0.5): the logarithm of a decay is this times a sigmoid
-_HEAD_EPS = 64e-5  # of the norm of each head's result, whatever `norm_eps`
-_SHORTEST = 1e-7  # length of a removed key that it is divided by, at least
 
 
 class RwkvDecoder(Decoder):
@@ -59,7 +54,7 @@ class RwkvDecoder(Decoder):
     def _change(self, x: mx.array, kv: KVPass, index: int, shift: MixerSpec | None) -> mx.array:
         """Return the row before minus each row of x (B, T, E). index: of the state with the row before."""
         assert shift is not None
-        return convolved(kv, index, x, shift) - x
+        return kv.mix(index, x, shift) - x
 
     def _mixed(self, x: mx.array, first_values: mx.array | None, kv: KVPass, index: int) -> tuple[mx.array, mx.array]:
         """Return the gated result of the recurrence (B, T, E), and the values of the first layer.
@@ -71,37 +66,25 @@ class RwkvDecoder(Decoder):
         weights = layer.time_mix
         assert weights is not None
         recurrence, _ = layer.later_mixers
-        heads = (*x.shape[:2], recurrence.sizes.heads, recurrence.sizes.key_dim)  # (B, T, H, D)
 
         # Inputs between each row and the one before, and their products.
         change = self._change(x, kv, index, layer.mixer)
         for_r, for_w, for_k, for_v, for_a, for_g = (x + change * mix for mix in weights.mixes)
-        r = ops.linear(for_r, weights.receptance).reshape(heads)
-        k = ops.linear(for_k, weights.key).reshape(heads)
         v = ops.linear(for_v, weights.value)
         if first_values is None:
             first_values = v
         elif weights.value_mix is not None:
             v = v + (first_values - v) * mx.sigmoid(self._low_rank(for_v, weights.value_mix))
-        values = v.reshape(heads)
-        decay = self._low_rank(for_w, weights.decay, mx.tanh)
-        w = mx.exp(_SLOWEST * mx.sigmoid(decay.astype(mx.float32))).astype(x.dtype)
-        rate = mx.sigmoid(self._low_rank(for_a, weights.rate)).reshape(heads)
-        gate = self._low_rank(for_g, weights.gate, mx.sigmoid)
-
-        # The key that is removed has a length of one; the key that is added depends on the rate.
-        removed = k * weights.removed_key
-        length = mx.sqrt((removed * removed).sum(axis=-1, keepdims=True))
-        removed = removed / mx.maximum(length, _SHORTEST)
-        k = k * (1 + (rate - 1) * weights.key_rate)
-        parts = [part.reshape(x.shape) for part in (r, w, k, values, -removed, removed * rate)]
+        parts = [
+            ops.linear(for_r, weights.receptance),
+            self._low_rank(for_w, weights.decay, mx.tanh),
+            ops.linear(for_k, weights.key),
+            v,
+            self._low_rank(for_a, weights.rate),
+            self._low_rank(for_g, weights.gate, mx.sigmoid),
+        ]
         row = mx.concatenate(parts, axis=-1)  # (B, T, 6 E)
-        mixed = kv.mix(self._later_states[index], row, recurrence).reshape(heads)
-
-        # The norm of each head, and what the token itself adds.
-        mixed = mx.fast.layer_norm(mixed, None, None, _HEAD_EPS) * weights.norm + weights.norm_bias
-        own = (r * k * weights.bonus).sum(axis=-1, keepdims=True) * values
-        return (mixed + own).reshape(x.shape) * gate, first_values
+        return kv.mix(self._later_states[index], row, recurrence), first_values
 
     def _low_rank(self, x: mx.array, weights: tuple[Weight, Weight], activation: Activation | None = None) -> mx.array:
         """Return a product of low rank. activation: between its two products; None: none."""

@@ -34,7 +34,7 @@ from headrace.runtime.ops.layer_weights import (
     SmallValues,
     TimeMixWeights,
 )
-from headrace.runtime.ops.mixers import MixerSizes, MixerSpec
+from headrace.runtime.ops.mixers import MixerSizes, MixerSpec, WkvVectors
 from headrace.runtime.ops.native_plans import kernels
 from headrace.runtime.ops.passes import BLOCK, KVGroup, KVKind, KVStore, Pass, Phase, SequenceRows
 from headrace.runtime.ops.weights import (
@@ -93,6 +93,7 @@ __all__ = [
     "SparseGelu",
     "TimeMixWeights",
     "Weight",
+    "WkvVectors",
     "Xielu",
     "describe",
     "select",

@@ -119,11 +119,12 @@ class ScanWeights(NamedTuple):
 
     into: Weight  # (R + 2 N, C), to the rank of steps, B and C
     step: Weight  # (C, R), with a bias
-    norm_eps: float | None  # of norms of the three, without weights; None: no norms
+    norms: tuple[mx.array, ...] | None  # of the three: ones, since these norms have no weights; None: no norms
+    norm_eps: float
 
 
 class TimeMixWeights(NamedTuple):
-    """Weights of the two halves of an RWKV-7 layer, of H heads of size D; E = H * D.
+    """Weights of the two halves of an RWKV-7 layer, of width E; its recurrence has those of heads (`WkvVectors`).
 
     Pairs are products of a low rank, (R, E) and (E, R), the second with a bias but that of gates.
     """
@@ -136,11 +137,6 @@ class TimeMixWeights(NamedTuple):
     rate: tuple[Weight, Weight]
     value_mix: tuple[Weight, Weight] | None  # share of the first layer's values; None in that layer
     gate: tuple[Weight, Weight]
-    removed_key: mx.array  # (H, D), factor of the key that is removed from the state
-    key_rate: mx.array  # (H, D), share of the rate in the key that is added
-    bonus: mx.array  # (H, D), of the token's own value in the result
-    norm: mx.array  # (H, D), of each head's result
-    norm_bias: mx.array  # (H, D)
     channel_mix: mx.array  # (E,), share of the row before in the input of the feed-forward
 
     @property
@@ -150,8 +146,7 @@ class TimeMixWeights(NamedTuple):
 
     @property
     def vectors(self) -> list[mx.array]:
-        heads = [self.removed_key, self.key_rate, self.bonus, self.norm, self.norm_bias]
-        return [*self.mixes, *heads, self.channel_mix]
+        return [*self.mixes, self.channel_mix]
 
 
 class ResidualMix(NamedTuple):

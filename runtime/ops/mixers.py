@@ -5,7 +5,7 @@ passes these fields by position). K/V caches and costs take the bytes of a state
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import mlx.core as mx
 
@@ -23,9 +23,9 @@ class MixerSizes:
         "delta"   [q, k, v (C) | z (Hv Dv) | b (Hv) | a (Hv)]
         "kda"     [q, k, v (C) | z (Hv Dv) | b (Hv) | a (Hv Dk)]
         "ssm"     [C, B, x (C) | z (Hv Dv) | a (Hv)]         in Mamba-2's names, which are q, k and v here
-        "conv"    [B (E) | C (E) | x (E)], and C = E channels are convolved
-        "scan"    [x (Hv) | step (Hv) | B (Dk) | C (Dk)]         without a convolution: its width is 1
-        "wkv"     [r | w | k | v | a | b] (Hv Dk each)          the same
+        "conv"    [B (E) | C (E) | x (E)], and C = E channels are convolved; or x alone (`MixerSpec.gated`)
+        "scan"    [x (Hv) | z (Hv) | step (Hv) | B (Dk) | C (Dk)]         without a convolution: its width is 1
+        "wkv"     [r | w | k | v | a | g] (Hv Dk each)          the same
     """
 
     kind: Literal["delta", "kda", "ssm", "conv", "scan", "wkv"]
@@ -61,6 +61,16 @@ class MixerSizes:
         return taps + self.inner * self.key_dim
 
 
+class WkvVectors(NamedTuple):
+    """Vectors of the heads of RWKV-7, (Hv, Dk) each."""
+
+    removed_key: mx.array  # factor of the key that is removed from the state
+    key_rate: mx.array  # share of the rate in the key that is added
+    bonus: mx.array  # of the token's own value in the result
+    norm: mx.array  # LayerNorm of each head's result
+    norm_bias: mx.array
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class MixerSpec:
     """Recurrent token mixing of one layer, in place of attention or beside it."""
@@ -78,11 +88,14 @@ class MixerSpec:
     norm: mx.array | None = None  # (Dv,), over all heads (Hv * Dv,), or in parts (parts, Hv * Dv / parts)
     norm_first: bool = True  # before the gate, (Dv,) only; else after it
     norm_eps: float = 1e-6
+    wkv: WkvVectors | None = None  # "wkv" only
+    gated: bool = True  # a "conv" has B and C
+    silu: bool = False  # after a "conv" without gates
     shifts: bool = False  # a "conv" whose result is the row before: its taps are no weights
 
     @property
     def vectors(self) -> list[mx.array]:
         if self.shifts:
             return []
-        every = (self.taps, self.tap_bias, self.rate, self.step_bias, self.skip, self.norm)
+        every = (self.taps, self.tap_bias, self.rate, self.step_bias, self.skip, self.norm, *(self.wkv or ()))
         return [vector for vector in every if vector is not None]

@@ -456,9 +456,7 @@ def attend_heads(
 def mix_pass(
     x: mx.array, states: Sequence[mx.array], counts: Sequence[int], spec: MixerSpec
 ) -> tuple[mx.array, list[mx.array]]:
-    """Mix the tokens of several sequences, in one node if there is a kernel; see the reference for shapes."""
-    if spec.sizes.kind in recurrent.STOCK_KINDS:
-        return recurrent.mix_pass(x, states, counts, spec)
+    """Mix the tokens of several sequences, in one node; see the reference for shapes."""
     if spec.bound:
         before, a = mx.split(x, [x.shape[-1] - spec.sizes.decays], axis=-1)
         steps = mx.maximum(recurrent.bounded_steps(a, spec), _LEAST_STEP)

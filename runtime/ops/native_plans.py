@@ -280,8 +280,7 @@ def mixer_plan(spec: MixerSpec) -> "kernels.MixerPlan":
             step_bias = mx.zeros_like(step_bias)
         vectors = (spec.tap_bias, rate, step_bias, spec.skip, spec.norm)
         settings = (spec.norm_first, spec.norm_eps, spec.steps, spec.most_beta)
-        assert spec.taps is not None
-        _mixers[key] = kernels.MixerPlan(*sizes, spec.taps, *vectors, *settings)
+        _mixers[key] = kernels.MixerPlan(*sizes, spec.taps, *vectors, *settings, spec.wkv or (), spec.gated, spec.silu)
         weakref.finalize(spec, _mixers.pop, key, None)
     return _mixers[key]
 

@@ -1,21 +1,20 @@
 """Layers with recurrent state in stock MLX: gated delta networks, Mamba, RWKV-7, short convolutions.
 
 `mix_pass` is that operation of `Ops`, and defines the native kernels' results (tests/runtime/ops/
-test_native_recurrent.py). A new kind of mixer is a name in `MixerSizes.kind` and its branches in `_mix`. No kernel
-computes `STOCK_KINDS`.
+test_native_recurrent.py). A new kind of mixer is a name in `MixerSizes.kind` and its branches in `_mix`.
 B = batch, T = new tokens, N = tokens of all sequences, Hv = heads, Hk = heads of queries and keys (they divide Hv),
 C = channels.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import mlx.core as mx
 
 from headrace.runtime.ops.mixers import MixerSpec
 
-STOCK_KINDS = ("scan", "wkv")
 _LENGTH_EPS = 1e-6  # added to the squared length of queries and keys
-_PIECE = 32  # tokens of a recurrence in stock MLX that are evaluated together
+_SLOWEST_DECAY = -0.606531  # -exp(-1/2): the logarithm of RWKV-7's decay is this times a sigmoid
+_SHORTEST_KEY = 1e-7  # length that a removed key of RWKV-7 is divided by, at least
 
 
 def recurrence(
@@ -74,33 +73,36 @@ def _mix(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.ar
     x: (1, T, projected). state: flat, the convolution's newest inputs, then that of the recurrence.
 
     In three stages: convolve, compute the step, run the recurrence with its decay and gate.
-    - "conv" has the first stage only, with a gate before and after it.
+    - "conv" has the first stage only, with a gate before and after it, or with SiLU or nothing after it.
     - "delta" and "kda" normalize q and k, and have beta. The decay is that of a head, in "kda" of each key channel.
     - "ssm" has no beta. Its step also scales the values.
     """
     sizes = spec.sizes
     if sizes.kind == "scan":
-        return _in_pieces(_scan, x, state, spec)
+        return _scan(x, state, spec)
     if sizes.kind == "wkv":
-        return _in_pieces(_wkv, x, state, spec)
+        return _wkv(x, state, spec)
     # Stage 1: the convolution.
     assert spec.taps is not None
     count = x.shape[1]
     channels = sizes.channels
     inner = sizes.inner
     before = sizes.width - 1
-    if sizes.kind == "conv":
+    mixed = x[..., :channels]
+    out_gate: mx.array | None = None
+    if sizes.kind == "conv" and spec.gated:
         gate, out_gate, value = mx.split(x, 3, axis=-1)
         mixed = gate * value
-    else:
-        mixed = x[..., :channels]
     # The state begins with the last `width - 1` inputs of the convolution, which the first new tokens see.
     seen = mx.concatenate([state[: before * channels].reshape(1, before, channels), mixed], axis=1)
     taps = seen[:, count:].flatten()  # the newest inputs
     convolved = convolve(seen, spec.taps, spec.tap_bias)  # (1, T, C)
-    if sizes.kind == "conv":
+    if out_gate is not None:
         return out_gate * convolved, taps  # (1, T, E), ((width - 1) * E,)
-    convolved = convolved * mx.sigmoid(convolved)  # SiLU
+    if sizes.kind != "conv" or spec.silu:
+        convolved = convolved * mx.sigmoid(convolved)
+    if sizes.kind == "conv":
+        return convolved, taps
     keys = sizes.key_heads * sizes.key_dim
     q, k = (convolved[..., at : at + keys].reshape(1, count, sizes.key_heads, -1) for at in (0, keys))
     v = convolved[..., 2 * keys :].reshape(1, count, sizes.heads, -1)  # (1, T, Hv, Dv); q, k (1, T, Hk, Dk)
@@ -159,49 +161,19 @@ def _gated(y: mx.array, z: mx.array, spec: MixerSpec) -> mx.array:
     return normed(y) * gate if spec.norm_first else normed(y * gate)
 
 
-def _parts(x: mx.array, ends: int | list[int]) -> list[mx.array]:
-    """Return parts of rows x (1, T, projected), (T, ...) each.
-
-    They are copied: MLX computes other bits of an exponential where numbers do not stand one after the other.
-    """
-    return [mx.contiguous(part) for part in mx.split(x[0], ends, axis=-1)]
-
-
-def _in_pieces(
-    run: Callable[[mx.array, mx.array, MixerSpec], tuple[mx.array, mx.array]],
-    x: mx.array,
-    state: mx.array,
-    spec: MixerSpec,
-) -> tuple[mx.array, mx.array]:
-    """Run a recurrence over pieces of the tokens, each evaluated after the one before. Bits do not depend on pieces.
-
-    x (1, T, projected) -> (1, T, Hv * Dv), and the flat state.
-    """
-    ys: list[mx.array] = []
-    for first in range(0, x.shape[1], _PIECE):
-        piece = x[:, first : first + _PIECE]
-        if first:
-            # MLX may evaluate terms of all tokens before it uses the first. Each has the size of a state, so a chunk of
-            # 512 tokens would take that of 512 states.
-            [piece] = mx.depends([piece], [ys[-1], state])
-        y, state = run(piece, state, spec)
-        ys.append(y)
-    return mx.concatenate(ys, axis=1), state
-
-
 def _scan(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.array]:
-    """Run a selective scan: S = S exp(rate step) + step x B, y = S . C + skip x, for each channel.
+    """Run a selective scan: S = S exp(rate step) + step x B, y = (S . C + skip x) silu(z), for each channel.
 
     S is (Hv, Dk), step is softplus of what x has. x (1, T, projected) -> (1, T, Hv), and the flat state.
     """
     sizes = spec.sizes
     channels = sizes.heads
-    numbers = sizes.key_dim
     assert spec.rate is not None
-    inputs, steps, b, c = _parts(x, [channels, 2 * channels, 2 * channels + numbers])
+    ends = [channels, 2 * channels, 3 * channels, 3 * channels + sizes.key_dim]
+    inputs, z, steps, b, c = mx.split(x[0], ends, axis=-1)
     steps = mx.logaddexp(steps, mx.array(0.0))
     scaled = steps * inputs  # (T, Hv)
-    state = state.reshape(channels, numbers)
+    state = state.reshape(channels, sizes.key_dim)
     ys = []
     for t in range(x.shape[1]):
         state = state * mx.exp(spec.rate * steps[t, :, None]) + scaled[t, :, None] * b[t]
@@ -209,21 +181,36 @@ def _scan(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.a
     y = mx.stack(ys)  # (T, Hv)
     if spec.skip is not None:
         y = y + inputs * spec.skip
-    return y[None], state.flatten()
+    return (y * z * mx.sigmoid(z))[None], state.flatten()
 
 
 def _wkv(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.array]:
     """Run RWKV-7's recurrence: S = S diag(w) + (S a) b^T + v k^T, y = S r, for each head.
 
-    S is (Dv, Dk), w the decay of each of its columns. x (1, T, 6 Hv Dk) -> (1, T, Hv Dv), and the flat state.
+    S is (Dv, Dk), w the decay of each of its columns; w, a and b come from logits. The results of a head are
+    normalized, joined by the token's own value, and gated. x (1, T, 6 Hv Dk) -> (1, T, Hv Dv), and the flat state.
     """
     sizes = spec.sizes
     count = x.shape[1]
-    r, w, k, v, a, b = (part.reshape(count, sizes.heads, -1) for part in _parts(x, 6))  # (T, Hv, Dk)
+    heads = spec.wkv
+    assert heads is not None
+    parts = mx.split(x[0], 6, axis=-1)
+    r, w, k, v, rate, gate = (part.reshape(count, sizes.heads, sizes.key_dim) for part in parts)  # (T, Hv, Dk)
+    w = mx.exp(_SLOWEST_DECAY * mx.sigmoid(w))
+    rate = mx.sigmoid(rate)
+    # The key that is removed has a length of one; the key that is added depends on the rate.
+    removed = k * heads.removed_key
+    length = mx.sqrt((removed * removed).sum(axis=-1, keepdims=True))
+    removed = removed / mx.maximum(length, _SHORTEST_KEY)
+    k = k * (1 + (rate - 1) * heads.key_rate)
+    a = -removed
+    b = removed * rate
     state = state.reshape(sizes.heads, sizes.value_dim, sizes.key_dim)
     ys = []
     for t in range(count):
-        removed = (state @ a[t, ..., None]) * b[t, :, None, :]  # (Hv, Dv, Dk)
-        state = state * w[t, :, None, :] + removed + v[t, ..., None] * k[t, :, None, :]
-        ys.append((state @ r[t, ..., None]).flatten())
-    return mx.stack(ys)[None], state.flatten()
+        replaced = (state @ a[t, ..., None]) * b[t, :, None, :]  # (Hv, Dv, Dk)
+        state = state * w[t, :, None, :] + replaced + v[t, ..., None] * k[t, :, None, :]
+        ys.append((state @ r[t, ..., None])[..., 0])
+    y = mx.fast.layer_norm(mx.stack(ys), None, None, spec.norm_eps) * heads.norm + heads.norm_bias  # (T, Hv, Dv)
+    own = (r * k * heads.bonus).sum(axis=-1, keepdims=True) * v
+    return ((y + own) * gate).reshape(1, count, -1), state.flatten()

@@ -193,6 +193,38 @@ _MIXED = {
 _XIELU = {"alpha_p": 0.3, "alpha_n": 0.3, "beta": 0.5, "eps": -1e-6}
 _STACKS = {".mlp.switch_mlp.": ".mlp.experts."}
 
+_MAMBA = {
+    "model_type": "mamba", "hidden_size": 768, "intermediate_size": 1536, "num_hidden_layers": 24, "state_size": 16,
+    "conv_kernel": 4, "time_step_rank": 48, "use_bias": False, "use_conv_bias": True, "layer_norm_epsilon": 1e-5,
+    "vocab_size": 50280, "tie_word_embeddings": True,
+}  # fmt: skip
+_RWKV7 = {
+    "model_type": "rwkv7", "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "head_dim": 64,
+    "norm_eps": 1e-5, "decay_low_rank_dim": 64, "a_low_rank_dim": 64, "v_low_rank_dim": 32, "gate_low_rank_dim": 128,
+    "vocab_size": 65536, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def _stateful(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the metadata of a model without attention."""
+    return {
+        "context_length": _CONTEXT, "block_count": config["num_hidden_layers"],
+        "embedding_length": config["hidden_size"], "attention.head_count": 0, "vocab_size": config["vocab_size"],
+    }  # fmt: skip
+
+
+_RWKV7_NAMES = {
+    "model.layers.0.pre_norm": "model.pre_ln", ".attn_norm.": ".ln1.", ".ffn_norm.": ".ln2.", ".attn.": ".attention.",
+    ".g_norm.": ".ln_x.", ".ffn.": ".feed_forward.", "_lora.lora.0.": "1.", "_lora.lora.2.weight": "2.weight",
+    "_lora.lora.2.bias": "0.weight", **{f".{name}": f".{name}.weight" for name in ("k_k", "k_a", "r_k", "x_k")},
+}  # fmt: skip
+# llama.cpp reads a share of values in the first layer, too, of the rank of rates, and does not use it.
+_RWKV7_VECTORS: dict[str, Any] = {
+    "blk.0.time_mix_v0.weight": [0.0] * 768,
+    "blk.0.time_mix_v1.weight": [[0.0] * 768] * 64,
+    "blk.0.time_mix_v2.weight": [[0.0] * 64] * 768,
+}
+
 _TINY = {
     **_LFM2, "hidden_size": 64, "block_dim": 64, "block_ff_dim": 128, "intermediate_size": 128, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320, "full_attn_idxs": [1],
@@ -282,6 +314,25 @@ FAMILIES: dict[str, FamilyShape] = {
             "expert_weights_norm": True, "rope.dimension_count": 64,
         },
         _STACKS,
+    ),
+    "mamba-130m": FamilyShape(
+        _MAMBA,
+        "mamba",
+        {
+            **_stateful(_MAMBA), **_ssm(4, 1536, 16, 48, 0), "feed_forward_length": 0,
+            "attention.layer_norm_rms_epsilon": 1e-5,
+        },
+    ),
+    "rwkv7-0.1b": FamilyShape(
+        _RWKV7,
+        "rwkv7",
+        {
+            **_stateful(_RWKV7), "feed_forward_length": 3072, "attention.layer_norm_epsilon": 1e-5, "wkv.head_size": 64,
+            "attention.decay_lora_rank": 64, "attention.iclr_lora_rank": 64,
+            "attention.value_residual_mix_lora_rank": 32, "attention.gate_lora_rank": 128,
+        },
+        _RWKV7_NAMES,
+        _RWKV7_VECTORS,
     ),
     "gemma4-e1b": FamilyShape(  # as E2B, smaller
         _GEMMA4,

@@ -124,6 +124,11 @@ def write_gguf(path: Path, family: FamilyShape) -> None:
     for t in tensors(family):
         if ".act_fn." in t.name:  # metadata in a GGUF
             continue
+        if ".attn.x_" in t.name:  # six of a layer, together in a GGUF
+            if t.name.endswith("x_r"):
+                fused = np.full((6, 1, 1, config["hidden_size"]), 0.5, np.float32)
+                writer.add_tensor(f"blk.{t.name.split('.')[2]}.time_mix_lerp_fused.weight", fused)
+            continue
         if t.name.endswith("kv_b_proj.weight"):  # apart, as the converter has it
             _add_latents(writer, t, config)
             continue
@@ -178,8 +183,12 @@ def _as_llama(tensor: Tensor, name: str, family: FamilyShape) -> npt.NDArray[np.
     array = values(tensor)
     if name.endswith(("ssm_a", "ssm_d")):
         array = -np.exp(array) if name.endswith("ssm_a") else array
-        whole = family.architecture.startswith("qwen35") or array.ndim > 1
+        whole = family.architecture.startswith("qwen35") or family.architecture == "mamba" or array.ndim > 1
         return array if whole else array[:, None]
+    if "time_mix" in name and tensor.shape[-1] == family.keys.get("wkv.head_size"):  # vectors by heads
+        return array.flatten()
+    if "lerp" in name:
+        return array.reshape(1, 1, -1)
     if name.endswith("gate_inp_shexp.weight"):
         return array[0]
     if family.architecture == "kimi-linear" and array.ndim == 3:

@@ -2,6 +2,7 @@
 #include "mixer_primitive.h"
 
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <stdexcept>
 
@@ -24,7 +25,24 @@ MixerKind kind_of(const std::string& name) {
   if (name == "kda") return MixerKind::kda;
   if (name == "ssm") return MixerKind::ssm;
   if (name == "conv") return MixerKind::conv;
+  if (name == "scan") return MixerKind::scan;
+  if (name == "wkv") return MixerKind::wkv;
   throw std::invalid_argument("unknown mixer " + name);
+}
+
+// Whether the sizes are those of the kind (core/mixer.h), and small enough that the numbers of a row and of a state are ints.
+bool fits(const MixerShape& s) {
+  constexpr int64_t kMost = 1 << 20, kMostFloats = std::numeric_limits<int>::max();
+  for (const int64_t size : {s.heads, s.key_heads, s.dim, s.rows}) {
+    if (size < 0 || size > kMost) return false;
+  }
+  if (s.heads == 0 || s.rows == 0 || s.projected() > kMostFloats || s.state_floats() > kMostFloats) return false;
+  switch (s.kind) {
+    case MixerKind::conv: return s.heads == 1 && s.key_heads == 0;
+    case MixerKind::scan: return s.key_heads == 1 && s.rows == 1 && s.dim > 0;
+    case MixerKind::wkv: return s.key_heads == s.heads && s.rows == s.dim && s.dim % 16 == 0;
+    default: return s.key_heads > 0 && s.heads % s.key_heads == 0 && s.dim > 0 && s.dim % 16 == 0;
+  }
 }
 
 // Inputs: x, then the states. Outputs: y, then the new states.
@@ -73,20 +91,28 @@ const float* MixerPlan::keep(const std::optional<mx::array>& vector, const mx::S
 }
 
 MixerPlan::MixerPlan(const std::string& kind, int heads, int key_heads, int dim, int rows, MixerVectors vectors, bool norm_first,
-                     float eps, std::pair<float, float> steps, float most_beta) {
+                     float eps, std::pair<float, float> steps, float most_beta, bool gated, bool silu) {
   MixerShape& s = shape_;
   s.kind = kind_of(kind);
-  const bool recurs = s.kind != MixerKind::conv;
-  require(rows > 0 && (recurs ? heads > 0 && key_heads > 0 && heads % key_heads == 0 && dim > 0 && dim % 16 == 0
-                              : heads == 1 && key_heads == 0),
-          "Dk must be a multiple of 16, Hv of Hk; a short convolution has one head");
   s.heads = heads;
   s.key_heads = key_heads;
   s.dim = dim;
   s.rows = rows;
+  s.eps = eps;
+  s.gated = gated;
+  s.act = silu ? Act::silu : Act::none;
+  require(gated || s.kind == MixerKind::conv, "only a short convolution has no gates");
+  require(!silu || !gated, "only a convolution without gates is activated");
+  if (!s.convolves()) {
+    require(fits(s), "a scan has one head of keys and Dv = 1; RWKV-7 as many of keys, and Dv = Dk, a multiple of 16");
+    keep_unconvolved(vectors);
+    return;
+  }
   require(vectors.taps.has_value() && vectors.taps->ndim() == 2, "the convolution must be (width, C)");
   s.width = vectors.taps->shape(0);
   require(s.width >= 1 && s.width <= 16, "a convolution sees 1 to 16 tokens");
+  require(fits(s), "Dk must be a multiple of 16, Hv of Hk; a short convolution has one head");
+  const bool recurs = s.kind != MixerKind::conv;
   const int channels = static_cast<int>(s.channels()), inner = static_cast<int>(s.inner());
   s.taps = keep(vectors.taps, {static_cast<int>(s.width), channels}, true);
   s.tap_bias = keep(vectors.tap_bias, {channels}, false);
@@ -94,6 +120,7 @@ MixerPlan::MixerPlan(const std::string& kind, int heads, int key_heads, int dim,
   s.step_bias = keep(vectors.step_bias, {heads * static_cast<int>(s.head_decays())}, recurs);
   s.most_beta = most_beta;
   s.skip = keep(vectors.skip, {heads}, false);
+  require(vectors.wkv.empty(), "only RWKV-7 has vectors of heads");
   if (vectors.norm.has_value()) {
     s.norm_each = vectors.norm->shape() == mx::Shape{rows};
     s.norm_size = vectors.norm->ndim() == 0 ? 0 : vectors.norm->shape(-1);
@@ -104,7 +131,6 @@ MixerPlan::MixerPlan(const std::string& kind, int heads, int key_heads, int dim,
   }
   require(!norm_first || s.norm_each || s.norm == nullptr, "a norm of several heads follows the gate");
   s.norm_first = norm_first;
-  s.eps = eps;
   s.least_step = steps.first;
   s.most_step = steps.second;
   if (s.by_rule()) {  // x / |x|, q divided by sqrt(Dk), by the RMSNorm kernel
@@ -114,6 +140,23 @@ MixerPlan::MixerPlan(const std::string& kind, int heads, int key_heads, int dim,
     s.q_scale = scales_.data();
     s.k_scale = scales_.data() + dim;
   }
+}
+
+void MixerPlan::keep_unconvolved(const MixerVectors& vectors) {
+  MixerShape& s = shape_;
+  const bool scans = s.kind == MixerKind::scan;
+  const int heads = static_cast<int>(s.heads), dim = static_cast<int>(s.dim);
+  for (const auto& vector : {vectors.taps, vectors.tap_bias, vectors.step_bias, vectors.norm}) {
+    require(!vector.has_value(), "neither a scan nor RWKV-7 has a convolution, a bias or such a norm");
+  }
+  require(scans || (!vectors.rate.has_value() && !vectors.skip.has_value()), "RWKV-7 has no rate and skips nothing");
+  require(vectors.wkv.size() == (scans ? 0 : 5), "RWKV-7 has five vectors of heads, and a scan none");
+  s.rate = keep(vectors.rate, {heads, dim}, scans);
+  s.skip = keep(vectors.skip, {heads}, false);
+  if (scans) return;
+  const float* kept[5];
+  for (size_t i = 0; i < 5; ++i) kept[i] = keep(vectors.wkv[i], {heads, dim}, true);
+  s.wkv = {kept[0], kept[1], kept[2], kept[3], kept[4]};
 }
 
 std::pair<mx::array, std::vector<mx::array>> mix_pass(const mx::array& x, const std::vector<mx::array>& states,

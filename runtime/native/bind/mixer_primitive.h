@@ -17,6 +17,7 @@ namespace mx = mlx::core;
 // Vectors of a mixer, float32; those that its kind lacks are absent.
 struct MixerVectors {
   std::optional<mx::array> taps, tap_bias, rate, step_bias, skip, norm;
+  std::vector<mx::array> wkv;  // in the order of WkvHead
 };
 
 // Parameters of one layer: runtime.ops.mixers.MixerSpec. Shared like MatrixHandle, and for the same reason.
@@ -24,12 +25,14 @@ class MixerPlan : public std::enable_shared_from_this<MixerPlan> {
  public:
   // Throws std::invalid_argument for unknown kinds and inconsistent shapes.
   MixerPlan(const std::string& kind, int heads, int key_heads, int dim, int rows, MixerVectors vectors, bool norm_first, float eps,
-            std::pair<float, float> steps, float most_beta = 1.0f);
+            std::pair<float, float> steps, float most_beta = 1.0f, bool gated = true, bool silu = false);
 
   const MixerShape& shape() const { return shape_; }
 
  private:
   const float* keep(const std::optional<mx::array>& vector, const mx::Shape& shape, bool needed);
+  // Keeps the vectors of a scan or of RWKV-7.
+  void keep_unconvolved(const MixerVectors& vectors);
 
   MixerShape shape_;
   std::vector<mx::array> vectors_;

@@ -125,16 +125,17 @@ NB_MODULE(_native, m) {
            "mixer_ends"_a.none() = nb::none(), "curve"_a.none() = nb::none());
 
   nb::class_<hr::MixerPlan>(m, "MixerPlan")
-      .def(nb::new_([](const std::string& kind, int heads, int key_heads, int dim, int rows, const hr::mx::array& taps,
+      .def(nb::new_([](const std::string& kind, int heads, int key_heads, int dim, int rows, const Optional& taps,
                        const Optional& tap_bias, const Optional& rate, const Optional& step_bias, const Optional& skip,
-                       const Optional& norm, bool norm_first, float eps, std::pair<float, float> steps, float most_beta) {
+                       const Optional& norm, bool norm_first, float eps, std::pair<float, float> steps, float most_beta,
+                       const std::vector<hr::mx::array>& wkv, bool gated, bool silu) {
              return std::make_shared<hr::MixerPlan>(kind, heads, key_heads, dim, rows,
-                                                    hr::MixerVectors{taps, tap_bias, rate, step_bias, skip, norm}, norm_first,
-                                                    eps, steps, most_beta);
+                                                    hr::MixerVectors{taps, tap_bias, rate, step_bias, skip, norm, wkv},
+                                                    norm_first, eps, steps, most_beta, gated, silu);
            }),
-           "kind"_a, "heads"_a, "key_heads"_a, "key_dim"_a, "value_dim"_a, "taps"_a, "tap_bias"_a.none(), "rate"_a.none(),
+           "kind"_a, "heads"_a, "key_heads"_a, "key_dim"_a, "value_dim"_a, "taps"_a.none(), "tap_bias"_a.none(), "rate"_a.none(),
            "step_bias"_a.none(), "skip"_a.none(), "norm"_a.none(), "norm_first"_a, "eps"_a, "steps"_a,
-           "most_beta"_a = 1.0f)
+           "most_beta"_a = 1.0f, "wkv"_a = std::vector<hr::mx::array>(), "gated"_a = true, "silu"_a = false)
       .def_prop_ro("state_floats", [](const hr::MixerPlan& plan) { return plan.shape().state_floats(); });
 
   nb::class_<hr::Packings>(m, "Packings")

@@ -160,6 +160,36 @@ struct StateToken {
   float* y;
 };
 
+// One token of channels of a selective scan (core/mixer.h): x, gate z, step before its softplus, y (channels), b, c (numbers of a state).
+struct ScanToken {
+  const float* x;
+  const float* z;
+  const float* step;
+  const float* b;
+  const float* c;
+  float* y;
+};
+
+// One token of a head of RWKV-7 (core/mixer.h), D each: w and a before their sigmoids, g after its own.
+struct WkvToken {
+  const float* r;
+  const float* w;
+  const float* k;
+  const float* v;
+  const float* a;
+  const float* g;
+  float* y;
+};
+
+// Vectors of a head of RWKV-7, D each.
+struct WkvHead {
+  const float* removed_key;
+  const float* key_rate;
+  const float* bonus;
+  const float* norm;
+  const float* norm_bias;
+};
+
 // Count and weight of the numbers above a limit.
 struct Share {
   float count;
@@ -266,6 +296,13 @@ struct Kernels {
   // Update `rows` rows of a head's state (rows, dim) with a token, and write their y; dim is a multiple of 16. per_key: `decay` has one
   // factor for each of dim.
   void (*recur)(const StateToken& token, int64_t dim, int64_t rows, bool per_key, float* state);
+
+  // Update the states (channels, numbers) of a selective scan with a token, and write y. rate: (channels, numbers); skip: (channels) of
+  // x in y, or nullptr.
+  void (*scan)(const ScanToken& token, const float* rate, const float* skip, int64_t channels, int64_t numbers, float* state);
+
+  // Update the state (dim, dim) of a head of RWKV-7 with a token, and write y; dim is a multiple of 16. `scratch` has 4 dim floats.
+  void (*wkv)(const WkvToken& token, const WkvHead& head, float eps, int64_t dim, float* state, float* scratch);
 
   // out[c] = act(bias[c] + the sum over j < width of x[j][c] * weight[j * ldw + c]) for c < n; bias may be nullptr, act none or silu.
   void (*convolve)(const float* const* x, const float* weight, int64_t ldw, const float* bias, int64_t n, int64_t width, Act act,

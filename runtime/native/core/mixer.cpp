@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t kStateRows = 32;  // of a head's state at a time: they stay in the L1
 constexpr int64_t kChannels = 256;  // of a short convolution's task
+constexpr int64_t kScanned = 64;    // channels of a scan's task: their states and rates stay in the L1
 constexpr int64_t kMostWidth = 16;  // taps
 
 // Convolves channels [from, from + n) of a sequence's rows, `input` (row i of the sequence: input + i * stride) behind its state, and
@@ -36,7 +37,7 @@ void convolve(const Kernels& kernels, const MixerShape& shape, const MixerRows& 
 
 void run_short_convolution(Pool& pool, const Kernels& kernels, const MixerCall& call) {
   const MixerShape& shape = call.shape;
-  const int64_t width = shape.rows, stride = 3 * width, parts = ceil_div(width, kChannels);
+  const int64_t width = shape.rows, stride = shape.projected(), parts = ceil_div(width, kChannels);
   float* inputs = scratch(Slot::mixed, call.tokens * width);
   pool.run(call.count * parts, [&](Tasks& tasks) {
     while (tasks.next()) {
@@ -45,12 +46,68 @@ void run_short_convolution(Pool& pool, const Kernels& kernels, const MixerCall& 
       const float* x = call.x + rows.row * stride + from;
       float* input = inputs + rows.row * width + from;
       float* out = call.out + rows.row * width + from;
+      if (!shape.gated) {
+        convolve(kernels, shape, rows, x, stride, from, n, shape.act, out, width);
+        continue;
+      }
       for (int64_t t = 0; t < rows.count; ++t) {
         kernels.multiply_pairs(x + t * stride, x + t * stride + 2 * width, n, input + t * width);
       }
       convolve(kernels, shape, rows, input, width, from, n, Act::none, out, width);
       for (int64_t t = 0; t < rows.count; ++t) {
         kernels.multiply_pairs(x + t * stride + width, out + t * width, n, out + t * width);
+      }
+    }
+  });
+}
+
+void run_scan(Pool& pool, const Kernels& kernels, const MixerCall& call) {
+  const MixerShape& shape = call.shape;
+  const int64_t channels = shape.heads, numbers = shape.dim, parts = ceil_div(channels, kScanned);
+  pool.run(call.count * parts, [&](Tasks& tasks) {
+    while (tasks.next()) {
+      const MixerRows& rows = call.sequences[tasks.index() / parts];
+      const int64_t from = tasks.index() % parts * kScanned, n = std::min(kScanned, channels - from);
+      const float* skip = shape.skip == nullptr ? nullptr : shape.skip + from;
+      float* state = rows.out_state + from * numbers;
+      std::memcpy(state, rows.state + from * numbers, static_cast<size_t>(n * numbers) * sizeof(float));
+      for (int64_t t = rows.row; t < rows.row + rows.count; ++t) {
+        const float* x = call.x + t * shape.projected();
+        ScanToken token;
+        token.x = x + from;
+        token.z = token.x + channels;
+        token.step = token.z + channels;
+        token.b = x + 3 * channels;
+        token.c = token.b + numbers;
+        token.y = call.out + t * channels + from;
+        kernels.scan(token, shape.rate + from * numbers, skip, n, numbers, state);
+      }
+    }
+  });
+}
+
+void run_wkv(Pool& pool, const Kernels& kernels, const MixerCall& call) {
+  const MixerShape& shape = call.shape;
+  const int64_t dim = shape.dim, width = shape.inner();
+  pool.run(call.count * shape.heads, [&](Tasks& tasks) {
+    while (tasks.next()) {
+      const MixerRows& rows = call.sequences[tasks.index() / shape.heads];
+      const int64_t from = tasks.index() % shape.heads * dim;  // the head's first number
+      const WkvHead& every = shape.wkv;
+      const WkvHead head{every.removed_key + from, every.key_rate + from, every.bonus + from, every.norm + from, every.norm_bias + from};
+      float* state = rows.out_state + from * dim;
+      std::memcpy(state, rows.state + from * dim, static_cast<size_t>(dim * dim) * sizeof(float));
+      float* change = scratch(Slot::scores, 4 * dim);
+      for (int64_t t = rows.row; t < rows.row + rows.count; ++t) {
+        const float* x = call.x + t * shape.projected() + from;
+        const WkvToken token{x,
+                             x + width,
+                             x + 2 * width,
+                             x + 3 * width,
+                             x + 4 * width,
+                             x + 5 * width,
+                             call.out + t * width + from};
+        kernels.wkv(token, head, shape.eps, dim, state, change);
       }
     }
   });
@@ -123,10 +180,9 @@ void run_mixer(Pool& pool, const Kernels& kernels, const MixerCall& call) {
   if (call.tokens <= 0) return;
   pool.label(Work::attention);
   const MixerShape& shape = call.shape;
-  if (shape.kind == MixerKind::conv) {
-    run_short_convolution(pool, kernels, call);
-    return;
-  }
+  if (shape.kind == MixerKind::conv) return run_short_convolution(pool, kernels, call);
+  if (shape.kind == MixerKind::scan) return run_scan(pool, kernels, call);
+  if (shape.kind == MixerKind::wkv) return run_wkv(pool, kernels, call);
   const int64_t keys = 2 * shape.key_heads, units = keys + shape.heads, channels = shape.channels();
   float* mixed = scratch(Slot::mixed, call.tokens * channels);
   pool.run(call.count * units, [&](Tasks& tasks) {

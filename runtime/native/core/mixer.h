@@ -1,5 +1,6 @@
 // A whole layer's recurrent token mixing, between its two projections, for the rows of several sequences: gated delta networks
-// (arXiv:2412.06464), with a decay of each key's channel (arXiv:2510.26692), Mamba-2 (arXiv:2405.21060), gated short convolutions (LFM2).
+// (arXiv:2412.06464), with a decay of each key's channel (arXiv:2510.26692), Mamba-2 (arXiv:2405.21060), gated short convolutions (LFM2),
+// the selective scan of Mamba (arXiv:2312.00752), RWKV-7 (arXiv:2503.14456).
 //
 // Tokens are taken one by one, so that a token's bits depend neither on how a prompt is cut nor on other sequences.
 #pragma once
@@ -9,18 +10,21 @@
 
 namespace headrace {
 
-enum class MixerKind : uint8_t { delta, kda, ssm, conv };
+enum class MixerKind : uint8_t { delta, kda, ssm, conv, scan, wkv };
 
 // Parameters: runtime.ops.mixers.MixerSpec. A projected row is [mixed | z | b | a]: the C convolved channels (q and k of Hk heads of Dk, v
 // of Hv heads of Dv), gates z (Hv * Dv), with the delta rule also b (Hv), and a (Hv), of kda (Hv * Dk). Of a short convolution it is [B | C | x], E each,
-// with E = Dv and one head.
+// with E = Dv and one head, or x alone where it has no gates. Two kinds have no convolution: of a scan it is [x | z | step | B | C] with Hv channels, Dv = 1, B and C of Dk; of
+// RWKV-7 [r | w | k | v | a | g], Hv * Dk each, with Dv = Dk.
 struct MixerShape {
   MixerKind kind = MixerKind::conv;
-  int64_t heads = 1, key_heads = 0, dim = 0, rows = 0;  // Hv, Hk, Dk (a multiple of 16), Dv
-  int64_t width = 0;                 // tokens that the convolution sees
+  int64_t heads = 1, key_heads = 0, dim = 0, rows = 0;  // Hv, Hk, Dk (a multiple of 16, but for a scan), Dv
+  int64_t width = 1;                 // tokens that the convolution sees
   const float* taps = nullptr;       // (width, C)
   const float* tap_bias = nullptr;   // (C) or nullptr
-  const float* rate = nullptr;       // (Hv) of decay: -exp(A_log)
+  bool gated = true;                 // a short convolution has B and C
+  Act act = Act::none;               // of one that has not
+  const float* rate = nullptr;       // (Hv) of decay, (Hv, Dk) of a scan: -exp(A_log)
   const float* step_bias = nullptr;  // added to a
   float most_beta = 1.0f;            // times the sigmoid of b
   float least_step = 0, most_step = 0;
@@ -32,6 +36,7 @@ struct MixerShape {
   float eps = 0;
   const float* q_scale = nullptr;    // (Dk) factors of normalized q and k, delta rule only
   const float* k_scale = nullptr;
+  WkvHead wkv{};                     // of the first head; (Hv, Dk) each, RWKV-7 only
 
   int64_t inner() const { return heads * rows; }
   int64_t channels() const { return 2 * key_heads * dim + inner(); }
@@ -40,7 +45,15 @@ struct MixerShape {
   bool by_rule() const { return kind == MixerKind::delta || kind == MixerKind::kda; }
   int64_t head_decays() const { return kind == MixerKind::kda ? dim : 1; }
   int64_t steps_at() const { return betas_at() + (by_rule() ? heads : 0); }
-  int64_t projected() const { return kind == MixerKind::conv ? 3 * rows : steps_at() + heads * head_decays(); }
+  bool convolves() const { return kind != MixerKind::scan && kind != MixerKind::wkv; }
+  int64_t projected() const {
+    switch (kind) {
+      case MixerKind::conv: return gated ? 3 * rows : rows;
+      case MixerKind::scan: return 3 * heads + 2 * dim;
+      case MixerKind::wkv: return 6 * heads * dim;
+      default: return steps_at() + heads * head_decays();
+    }
+  }
   int64_t taps_floats() const { return (width - 1) * channels(); }
   int64_t state_floats() const { return taps_floats() + (kind == MixerKind::conv ? 0 : inner() * dim); }
 };

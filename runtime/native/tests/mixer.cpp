@@ -20,6 +20,7 @@ struct Case {
   int64_t heads = 4, key_heads = 2, dim = 16, rows = 37, width = 4;
   int64_t norm_size = 0;  // 0: none
   bool biased = true;
+  bool gated = true;
 };
 
 // A mixer's vectors, in memory of just their size.
@@ -35,6 +36,8 @@ struct Layer {
     s.dim = c.dim;
     s.rows = c.rows;
     s.width = c.width;
+    s.gated = c.gated;
+    if (!c.gated && c.biased) s.act = Act::silu;
     s.norm_size = c.norm_size;
     s.norm_each = c.norm_size == s.rows;
     s.norm_first = s.by_rule();
@@ -42,12 +45,23 @@ struct Layer {
     s.eps = kEps;
     s.least_step = 0.3f;
     s.most_step = 0.9f;
+    if (c.kind == MixerKind::wkv) {
+      const float* of_heads[5];
+      for (const float*& vector : of_heads) vector = hold(random_floats(c.heads * c.dim));
+      s.wkv = {of_heads[0], of_heads[1], of_heads[2], of_heads[3], of_heads[4]};
+      return;
+    }
+    const bool scans = c.kind == MixerKind::scan;
+    auto rates = random_floats(scans ? c.heads * c.dim : c.heads);
+    for (float& rate : rates) rate = -std::fabs(rate);
+    s.rate = hold(rates);
+    if (scans) {
+      if (c.biased) s.skip = hold(random_floats(c.heads));
+      return;
+    }
     s.taps = hold(random_floats(c.width * s.channels()));
     if (c.biased) s.tap_bias = hold(random_floats(s.channels()));
     if (c.kind == MixerKind::conv) return;
-    auto rates = random_floats(c.heads);
-    for (float& rate : rates) rate = -std::fabs(rate);
-    s.rate = hold(rates);
     s.step_bias = hold(random_floats(c.heads * s.head_decays()));
     if (c.kind == MixerKind::ssm && c.biased) s.skip = hold(random_floats(c.heads));
     if (c.norm_size > 0) s.norm = hold(random_floats(c.norm_size));
@@ -91,9 +105,69 @@ struct Sequence {
     for (int64_t i = 0; i < n; ++i) y[i] *= factor * weight[i];
   }
 
+  std::vector<double> scanned(const float* x) {
+    const int64_t channels = s.heads, numbers = s.dim;
+    const float *b = x + 3 * channels, *c = b + numbers;
+    std::vector<double> y(static_cast<size_t>(channels));
+    for (int64_t i = 0; i < channels; ++i) {
+      const double input = x[i], gate = x[channels + i], step = std::log1p(std::exp(static_cast<double>(x[2 * channels + i])));
+      y[i] = s.skip == nullptr ? 0 : s.skip[i] * input;
+      for (int64_t n = 0; n < numbers; ++n) {
+        double& own = state[i * numbers + n];
+        own = own * std::exp(s.rate[i * numbers + n] * step) + step * input * b[n];
+        y[i] += own * c[n];
+      }
+      y[i] *= gate * sigmoid(gate);
+    }
+    return y;
+  }
+
+  std::vector<double> replaced(const float* x) {
+    const int64_t dim = s.dim, width = s.inner();
+    std::vector<double> y(static_cast<size_t>(width)), decay(static_cast<size_t>(dim)), added = decay, unit = decay, rate = decay;
+    for (int64_t from = 0; from < width; from += dim) {
+      const float *r = x + from, *w = r + width, *k = w + width, *v = k + width, *a = v + width, *g = a + width;
+      double squares = 0, share = 0;
+      for (int64_t d = 0; d < dim; ++d) {
+        rate[d] = sigmoid(a[d]);
+        decay[d] = std::exp(-0.606531 * sigmoid(w[d]));
+        unit[d] = static_cast<double>(k[d]) * s.wkv.removed_key[from + d];
+        added[d] = k[d] * (1 + (rate[d] - 1) * s.wkv.key_rate[from + d]);
+        squares += unit[d] * unit[d];
+        share += r[d] * added[d] * s.wkv.bonus[from + d];
+      }
+      for (double& value : unit) value /= std::max(std::sqrt(squares), 1e-7);
+      for (int64_t row = 0; row < dim; ++row) {
+        double* own = state.data() + (from + row) * dim;
+        double seen = 0;
+        for (int64_t d = 0; d < dim; ++d) seen += own[d] * unit[d];
+        for (int64_t d = 0; d < dim; ++d) {
+          own[d] = own[d] * decay[d] - seen * unit[d] * rate[d] + v[row] * added[d];
+          y[from + row] += own[d] * r[d];
+        }
+      }
+      double mean = 0, variance = 0;
+      for (int64_t d = 0; d < dim; ++d) mean += y[from + d] / static_cast<double>(dim);
+      for (int64_t d = 0; d < dim; ++d) variance += (y[from + d] - mean) * (y[from + d] - mean) / static_cast<double>(dim);
+      for (int64_t d = 0; d < dim; ++d) {
+        double& out = y[from + d];
+        out = (out - mean) / std::sqrt(variance + kEps) * s.wkv.norm[from + d] + s.wkv.norm_bias[from + d];
+        out = (out + share * v[d]) * g[d];
+      }
+    }
+    return y;
+  }
+
   std::vector<double> token(const float* x) {
+    if (s.kind == MixerKind::scan) return scanned(x);
+    if (s.kind == MixerKind::wkv) return replaced(x);
     const int64_t channels = s.channels(), inner = s.inner();
     std::vector<double> input(x, x + channels), y(static_cast<size_t>(inner));
+    if (!s.gated) {
+      auto out = convolved(input);
+      for (double& value : out) value *= s.act == Act::silu ? sigmoid(value) : 1.0;
+      return out;
+    }
     if (s.kind == MixerKind::conv) {
       for (int64_t c = 0; c < channels; ++c) input[c] *= x[2 * channels + c];
       const auto out = convolved(input);
@@ -230,10 +304,20 @@ void test_case(const Kernels& kernels, const Case& c, const std::vector<int64_t>
 
 void test_mixers(const Kernels& kernels) {
   const std::vector<int64_t> counts{3, 1, 9};
+  for (const bool biased : {false, true}) {
+    for (const int64_t channels : {1, 37, 130}) {
+      for (const int64_t numbers : {1, 16, 20}) {
+        test_case(kernels, {MixerKind::scan, channels, 1, numbers, 1, 1, 0, biased}, counts);
+      }
+    }
+  }
+  for (const int64_t dim : {16, 48, 64}) test_case(kernels, {MixerKind::wkv, 3, 3, dim, dim, 1, 0, false}, counts);
   for (const int64_t width : {1, 2, 4, 16}) {
     for (const bool biased : {false, true}) {
       for (const int64_t inner : {1, 67, 300}) {
-        test_case(kernels, {MixerKind::conv, 1, 0, 0, inner, width, 0, biased}, counts);
+        for (const bool gated : {false, true}) {
+          test_case(kernels, {MixerKind::conv, 1, 0, 0, inner, width, 0, biased, gated}, counts);
+        }
       }
       for (const int64_t rows : {5, 37, 64}) {
         test_case(kernels, {MixerKind::delta, 4, 2, 16, rows, width, rows, biased}, counts);

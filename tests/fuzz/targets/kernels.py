@@ -168,7 +168,9 @@ def _maybe(chance: random.Random, *shape: int) -> mx.array | None:
 
 def _mixer(chance: random.Random) -> tuple[Any, int, int]:
     """Return a mixer's plan, the numbers of a projected row, and those of its result."""
-    kind = chance.choice(("delta", "kda", "ssm", "conv", "x"))
+    kind = chance.choice(("delta", "kda", "ssm", "conv", "scan", "wkv", "x"))
+    if kind in ("scan", "wkv"):
+        return _unconvolved_mixer(chance, kind)
     keys, dim, rows, width = (chance.choice(of) for of in ((1, 2), (16, 32, 48), (1, 5, 16, 33), (1, 2, 4)))
     heads = keys * chance.choice((1, 2, 3))
     if kind == "conv":
@@ -183,16 +185,42 @@ def _mixer(chance: random.Random) -> tuple[Any, int, int]:
         array(chance, (size,), mx.float32) if recurs and chance.random() < 0.97 else None for size in (heads, decays)
     ]
     norm = chance.choice((None, (rows,), (inner,), (keys or 1, inner // (keys or 1)), ()))
+    gated = chance.random() < (0.5 if kind == "conv" else 0.97)
     plan = native.kernels.MixerPlan(
         kind, *(_number(chance, size) for size in (heads, keys, dim, rows)),
         array(chance, (width, channels), mx.float32), _maybe(chance, channels), *vectors, _maybe(chance, heads),
         None if norm is None else array(chance, norm, mx.float32), kind in ("delta", "kda"), chance.choice((1e-5, 0.0)),
         chance.choice(((0.0, float("inf")), (0.1, 0.9), (chance.choice(_FLOATS), chance.choice(_FLOATS)))),
-        chance.choice((1.0, 2.0, *_FLOATS)),
+        chance.choice((1.0, 2.0, *_FLOATS)), [], gated, not gated and chance.random() < 0.5,
     )  # fmt: skip
     gates = {"delta": heads, "kda": heads, "ssm": 0}
-    projected = 3 * rows if kind == "conv" else channels + inner + gates[kind] + decays
+    if kind == "conv":
+        return plan, (3 if gated else 1) * rows, inner
+    projected = channels + inner + gates[kind] + decays
     return plan, projected, inner
+
+
+def _unconvolved_mixer(chance: random.Random, kind: str) -> tuple[Any, int, int]:
+    """Return the same of a scan, or of RWKV-7's recurrence."""
+    heads = chance.choice((1, 2, 67))
+    dim = chance.choice((1, 16, 20, 48))
+    rate: mx.array | None = None
+    skip: mx.array | None = None
+    wkv: list[mx.array] = []
+    if kind == "scan":
+        sizes = heads, 1, dim, 1
+        projected = 3 * heads + 2 * dim
+        rate = _maybe(chance, heads) if chance.random() < 0.1 else array(chance, (heads, dim), mx.float32)
+        skip = _maybe(chance, heads)
+    else:
+        sizes = heads, heads, dim, dim
+        projected = 6 * heads * dim
+        wkv = [array(chance, (heads, dim), mx.float32) for _ in range(_number(chance, 5) % 7)]
+    numbers = [_number(chance, size) for size in sizes]
+    plan = native.kernels.MixerPlan(
+        kind, *numbers, None, None, rate, None, skip, None, False, chance.choice((1e-5, 0.0)), (0.0, 1.0), 1.0, wkv
+    )
+    return plan, projected, heads * (1 if kind == "scan" else dim)
 
 
 class _Kernels:

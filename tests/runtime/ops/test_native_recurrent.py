@@ -10,7 +10,7 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from headrace.runtime.ops import MixerSizes, MixerSpec, Rope, native, reference
+from headrace.runtime.ops import MixerSizes, MixerSpec, Rope, WkvVectors, native, reference
 from tests.support.kernels import INSTRUCTION_SETS, on_instruction_set
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
@@ -89,13 +89,25 @@ def test_attention_calls_without_a_kernel_run_on_stock_mlx() -> None:
         assert mx.array_equal(ours, wanted)
 
 
+def unconvolved_mixer(kind: str) -> MixerSpec:
+    """Return a mixer without a convolution: channels that no register holds whole, or heads of RWKV-7."""
+    if kind == "scan":
+        sizes = MixerSizes("scan", heads=83, key_heads=1, key_dim=20, value_dim=1, width=1)
+        return MixerSpec(sizes, rate=-mx.random.uniform(0.1, 2.0, (83, 20)), skip=mx.random.normal((83,)))
+    sizes = MixerSizes("wkv", HV, HV, DK, DK, width=1)
+    vectors = WkvVectors(*(mx.random.normal((HV, DK)) for _ in WkvVectors._fields))
+    return MixerSpec(sizes, wkv=vectors, norm_eps=1e-3)
+
+
 def mixer(kind: str, *, norm: str | None = "head") -> MixerSpec:
     mx.random.seed(3)
+    if kind in ("scan", "wkv"):
+        return unconvolved_mixer(kind)
     heads, key_heads, dim, rows = (1, 0, 0, 83) if kind == "conv" else (HV, HK, DK, DV)
     sizes = MixerSizes(kind, heads, key_heads, dim, rows, 4)
     convolution = mx.random.normal((4, sizes.channels)), mx.random.normal((sizes.channels,))
     if kind == "conv":
-        return MixerSpec(sizes, *convolution)
+        return MixerSpec(sizes, *convolution, gated=norm is None, silu=norm == "silu")
     norms = {"head": mx.random.normal((DV,)), "all": mx.random.normal((HV * DV,)), None: None}
     norms |= {"heads apart": mx.random.normal((HV, DV)), "parts": mx.random.normal((HK, HV // HK * DV))}
     return MixerSpec(
@@ -115,11 +127,16 @@ def mixer(kind: str, *, norm: str | None = "head") -> MixerSpec:
 def mixer_inputs(spec: MixerSpec, tokens: int) -> mx.array:
     sizes = spec.sizes
     gates = sizes.inner + (0 if sizes.kind == "ssm" else sizes.heads) + sizes.decays
-    return mx.random.normal((1, tokens, 3 * sizes.inner if sizes.kind == "conv" else sizes.channels + gates))
+    projected = {
+        "conv": (3 if spec.gated else 1) * sizes.inner,
+        "scan": 3 * sizes.heads + 2 * sizes.key_dim,
+        "wkv": 6 * sizes.inner,
+    }
+    return mx.random.normal((1, tokens, projected.get(sizes.kind, sizes.channels + gates)))
 
 
 MIXERS = [("delta", "head"), ("kda", "head"), ("ssm", "all"), ("ssm", "parts"), ("ssm", "heads apart")]
-MIXERS += [("ssm", None), ("conv", None)]
+MIXERS += [("ssm", None), ("conv", None), ("conv", "ungated"), ("conv", "silu"), ("scan", None), ("wkv", None)]
 
 
 @pytest.mark.parametrize(("kind", "norm"), MIXERS)
@@ -131,6 +148,47 @@ def test_mixers_match_the_reference(kind: str, norm: str | None) -> None:
     wanted, ours = (ops.mix_pass(x, states, counts, spec) for ops in (reference, native))
     assert close(ours[0], wanted[0])
     assert all(close(*pair) for pair in zip(ours[1], wanted[1], strict=True))
+
+
+def test_a_removed_key_of_no_length_removes_nothing() -> None:
+    """The state of RWKV-7 then only decays and grows by the added key, and nothing is divided by zero."""
+    spec = unconvolved_mixer("wkv")
+    assert spec.wkv is not None
+    spec = replace(spec, wkv=spec.wkv._replace(removed_key=mx.zeros((HV, DK))))
+    x = mixer_inputs(spec, 5)
+    state = mx.random.normal((spec.sizes.state,))
+    wanted, ours = (ops.mix_pass(x, [state], [5], spec) for ops in (reference, native))
+    assert close(ours[0], wanted[0])
+    assert close(ours[1][0], wanted[1][0])
+
+
+def test_a_scan_with_large_steps_forgets_its_state() -> None:
+    """Decays below the smallest float are 0, and steps are the logits themselves."""
+    spec = unconvolved_mixer("scan")
+    channels = spec.sizes.heads
+    x = mx.concatenate([mx.ones((1, 1, 2 * channels)), mx.full((1, 1, channels), 2e3), mx.ones((1, 1, 40))], axis=-1)
+    old = mx.random.normal((spec.sizes.state,)) * 1e3
+    y, [state] = native.mix_pass(x, [old], [1], spec)
+    assert mx.array_equal(state, mx.full(state.shape, 2e3))
+    wanted, _ = reference.mix_pass(x, [old], [1], spec)
+    assert close(y, wanted)
+
+
+def test_mixers_without_a_convolution_refuse_what_does_not_fit() -> None:
+    for kind in ("scan", "wkv"):
+        spec = unconvolved_mixer(kind)
+        x = mixer_inputs(spec, 3)
+        state = mx.zeros((spec.sizes.state,))
+        odd = replace(spec.sizes, key_heads=2)
+        for broken in (
+            replace(spec, taps=mx.ones((1, spec.sizes.channels))),
+            replace(spec, rate=mx.ones((spec.sizes.heads,))),
+            replace(spec, norm=mx.ones((spec.sizes.inner,))),
+            replace(spec, sizes=odd),
+            replace(spec, wkv=None if kind == "wkv" else unconvolved_mixer("wkv").wkv),
+        ):
+            with pytest.raises(ValueError, match=r"scan|RWKV-7|mixer"):
+                native.mix_pass(x, [state], [3], broken)
 
 
 @pytest.mark.parametrize("bound", [5.0, 0.01, 300.0])
