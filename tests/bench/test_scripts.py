@@ -4,13 +4,14 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from headrace.models.gguf.container import open_container
 from headrace.models.registry.catalog import load_catalog
 from headrace.runtime import ops
 from headrace.runtime.ops import native
-from tests.bench import graph_counts, to_q4_0
+from tests.bench import graph_counts, kv_rounding, to_q4_0
 from tests.models.gguf.build_layered import write_layered
 from tests.support.tiny_chat import write_chat_model
 
@@ -28,6 +29,7 @@ COVERED = {
     "telemetry_overhead",
 } | {
     "kv_peak",
+    "kv_rounding",
     "pass_parts",
     "serve",
     "speculation_replay",
@@ -153,6 +155,35 @@ def test_kv_peak_prints_its_peak(
 ) -> None:
     run("kv_peak", monkeypatch, "-m", str(write_chat_model(tmp_path / "tiny")), "-p", "40", "--kv", "q8")
     assert '"kv": "q8", "tokens": 40' in capsys.readouterr().out
+
+
+def test_kv_rounding_prints_a_row_for_each_form(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tests.bench.kv_rounding.MEASURED", 40)
+    model = str(write_chat_model(tmp_path / "tiny", head_dim=32))
+    run("kv_rounding", monkeypatch, "-m", model, "-n", "20", "q4", "q4, both principal, feedback", "keys, centred")
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert [row.split(" | ")[0] for row in rows] == ["| q4", "| q4, both principal, feedback", "| keys, centred"]
+    assert all(float(row.split(" | ")[1]) > 0 for row in rows)
+
+
+@pytest.mark.parametrize("form", ["keys, centred", "keys, principal", "keys, principal, feedback"])
+def test_kv_rounding_takes_the_constant_part_of_keys_apart(form: str) -> None:
+    generator = np.random.default_rng(0)
+    constant = 5 * generator.normal(size=(2, 1, 64))
+    keys = constant + generator.normal(size=(2, 300, 64))
+    queries = generator.normal(size=(2, 300, 64)) * np.linspace(0.01, 1, 64)
+    side = kv_rounding.Side(keys, keys[:, 0], kv_rounding.moments(queries))
+
+    def loss(rounding: kv_rounding.Rounding) -> float:
+        """Return the mean square of the errors of scores."""
+        errors = kv_rounding.LayerRounding(side, rounding).apply(keys) - keys
+        return float(np.square(queries @ errors.swapaxes(1, 2)).mean())
+
+    used = kv_rounding.FORMS["keys"]["keys"]
+    assert loss(kv_rounding.FORMS[form]["keys"]) < 0.2 * loss(used)
+    assert loss(used._replace(bits=8)) < 0.01 * loss(used)
 
 
 def test_speculation_replay_prints_its_rounds(
