@@ -22,6 +22,7 @@ from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.models.registry.store import Store, StoredModel
 from headrace.runtime.errors import UnsupportedModelError, UsageError
+from headrace.runtime.ops import Weight
 
 # Files that are copied unchanged: tokenizer, templates, sampling defaults.
 _COPIED = (
@@ -89,7 +90,7 @@ def _write_weights(checkpoint: Checkpoint, kind: Quantization, target: Path, pro
                     array = mx.contiguous(array.swapaxes(1, 2))  # (experts, outputs, inputs)
             made = {called: array}
             if _is_matrix(array, called, kind):
-                made = _quantized(called, array, kind)
+                made = matrix_tensors(called.removesuffix(".weight"), kind.apply(array))
             mx.eval(list(made.values()))
             written |= made
             done += checkpoint.tensors[name].nbytes
@@ -112,10 +113,7 @@ def _is_matrix(array: mx.array, name: str, kind: Quantization) -> bool:
     return part == "weight" and array.ndim >= 2 and kind.fits(array.shape[-1]) and not weighs_experts(module)
 
 
-def _quantized(name: str, array: mx.array, kind: Quantization) -> dict[str, mx.array]:
+def matrix_tensors(module: str, weight: Weight) -> dict[str, mx.array]:
     """Return the tensors of a quantized matrix by name."""
-    module = name.removesuffix(".weight")
-    weight = kind.apply(array)
-    assert weight.scales is not None
-    assert weight.biases is not None
-    return {name: weight.data, f"{module}.scales": weight.scales, f"{module}.biases": weight.biases}
+    tensors = {f"{module}.weight": weight.data, f"{module}.scales": weight.scales, f"{module}.biases": weight.biases}
+    return {name: array for name, array in tensors.items() if array is not None}

@@ -21,7 +21,7 @@ from headrace.models.checkpoint.tensor_info import FLOATS, TensorInfo
 from headrace.models.checkpoint.text_part import text_part
 from headrace.models.loading.decoder_choice import own_decoder
 from headrace.models.loading.fitted_rounding import dequantized, rounded, squared_error, stored_bytes
-from headrace.models.loading.keep_quantized import write_side_files
+from headrace.models.loading.keep_quantized import matrix_tensors, write_side_files
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.tensors import layer_tensors
@@ -29,7 +29,6 @@ from headrace.models.network.weight_arrays import loaded, shard_arrays, weight_a
 from headrace.models.registry.progress import Progress
 from headrace.runtime.errors import UnsupportedModelError, UsageError
 from headrace.runtime.metrics.cost import FLOAT_MODES
-from headrace.runtime.ops import Weight
 
 FORMATS = (
     *(Groups(bits, group_size) for bits in BITS for group_size in GROUP_SIZES),
@@ -198,19 +197,13 @@ def write_mixed(
             module = name.removesuffix(".weight")
             array = arrays.pop(name)  # not kept, so that its memory is free after rounding
             if module in formats:
-                written |= _tensors(module, rounded(array, formats[module], importance_by_module[module]))
+                written |= matrix_tensors(module, rounded(array, formats[module], importance_by_module[module]))
             else:
                 written[name] = array
             done += checkpoint.tensors[name].nbytes
             progress("quantizing", done, total)
         save_arrays(target / f"model-{number:05d}.safetensors", written)
     write_side_files(checkpoint, _section(formats), target)
-
-
-def _tensors(module: str, weight: Weight) -> dict[str, mx.array]:
-    """Return the tensors of a rounded matrix by name."""
-    tensors = {f"{module}.weight": weight.data, f"{module}.scales": weight.scales, f"{module}.biases": weight.biases}
-    return {name: array for name, array in tensors.items() if array is not None}
 
 
 def _section(formats: Mapping[str, Groups]) -> dict[str, object]:
