@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, Unpack
 
 import mlx.core as mx
 
@@ -149,29 +149,26 @@ def load_model(
         checkpoint = _adapted(checkpoint, adapter, name, rank)
 
     # The K/V format, and the context that fits into memory.
-    wanted = context or longest
-    limit = wanted
-    shape = shape_to_run(checkpoint, config)
-    limit_command_buffers(shape.layers)  # before the memory check has MLX make its device
-    working = working_memory(shape)
-    sized = partial(sized_network, checkpoint, config, requantize, shape, rank)
-    stored, fitting = stored_network(sized, kv, limit, working, rank)
-    if not force:
-        limit = fitting_context(fitting.weights, fitting.kv, working, limit, asked=context is not None)
+    fitted = fitting_network(checkpoint, config, requantize, kv, context, rank, force=force)
+    limit = fitted.context
 
-    network, tokenizer = _read(checkpoint, fitting)
+    # Weights and tokenizer take megabytes from disk, and release the interpreter lock: they are read together.
+    with run_in_background(lambda: _tokenizer(checkpoint.path)) as read_tokenizer:
+        network = read_network(fitted.sized)
+    tokenizer = read_tokenizer()
+
     note = None
     if activations != "auto":
         network = with_activations(network, activations)
     elif rank is not None:
         note = "activations stay in 16 bits: several machines share the model"
     else:
-        with memory_errors(fitting.weights):
+        with memory_errors(fitted.sized.weights):
             network, note = choose_activations(network, tokenizer, checkpoint, requantize, longest, progress)
 
     notes = _notes(name, checkpoint, native=config is not None and ops.select() is ops.native)
     if kv == "auto":
-        notes += _kv_note(stored, wanted, limit)
+        notes += _kv_note(fitted.kv, context or longest, limit)
     if note is not None:
         notes.append(note)
     return LoadedModel(
@@ -195,20 +192,6 @@ def _adapted(checkpoint: Checkpoint, adapter: Adapter, name: str, rank: "Rank | 
             "merge the adapter into its base, and load the result",
         )
     return replace(checkpoint, adapter=adapter)
-
-
-def _read(checkpoint: Checkpoint, sized: Sized) -> tuple[Network, Tokenizer]:
-    """Read weights and tokenizer: both take megabytes from disk and release the interpreter lock, so they overlap."""
-    with (
-        run_in_background(lambda: _tokenizer(checkpoint.path)) as read_tokenizer,
-        memory_errors(sized.weights),
-        convert_read_errors(),
-        memory.reading_weights(),
-    ):
-        network = sized.make()
-        mx.eval(network.arrays)
-        mx.synchronize()
-    return network, read_tokenizer()
 
 
 def _notes(name: str, checkpoint: Checkpoint, *, native: bool) -> list[str]:
@@ -252,6 +235,49 @@ def _tokenizer(directory: Path) -> Tokenizer:
     if tokenizer.chat_template is not None:
         tokenizer.chat_template.compile()
     return tokenizer
+
+
+class Fitted(NamedTuple):
+    """A network as it fits into memory, before its weights are read."""
+
+    sized: Sized
+    kv: KVFormat | None  # its K/V format; None: mlx-lm's default
+    context: int  # tokens
+
+
+def fitting_network(
+    checkpoint: Checkpoint,
+    config: DecoderConfig | None,
+    requantize: Quantization | None,
+    kv: KVChoice,
+    context: int | None,
+    rank: "Rank | None",
+    *,
+    force: bool,
+) -> Fitted:
+    """Return the network of a checkpoint, or of one rank, for the K/V format and the context that fit into memory.
+
+    config: of headrace's own decoder; None for mlx-lm's classes. Others, and errors: see `load_model`.
+    """
+    wanted = context or context_length(checkpoint)
+    shape = shape_to_run(checkpoint, config)
+    limit_command_buffers(shape.layers)  # before the memory check has MLX make its device
+    working = working_memory(shape)
+    with_format = partial(sized_network, checkpoint, config, requantize, shape, rank)
+    stored, sized = stored_network(with_format, kv, wanted, working, rank)
+    if force:
+        return Fitted(sized, stored, wanted)
+    fitting = _fitting_context(sized.weights, sized.kv, working, wanted, asked=context is not None)
+    return Fitted(sized, stored, fitting)
+
+
+def read_network(sized: Sized) -> Network:
+    """Read the weights of a network. Raises CheckpointError and NotEnoughMemoryError."""
+    with memory_errors(sized.weights), convert_read_errors(), memory.reading_weights():
+        network = sized.make()
+        mx.eval(network.arrays)
+        mx.synchronize()
+    return network
 
 
 def sized_network(
@@ -374,7 +400,7 @@ def _fitting_kv(sized: Callable[[KVFormat], Sized], wanted: int, working: int) -
     return chosen, fitting
 
 
-def fitting_context(weights: int, kv: Sequence[LayerKV], working: int, limit: int, *, asked: bool) -> int:
+def _fitting_context(weights: int, kv: Sequence[LayerKV], working: int, limit: int, *, asked: bool) -> int:
     """Return the context to run with: `limit`, reduced to the available memory if the user gave no context."""
     budget = memory.budget()
     room = _fitting_tokens(weights, kv, working, limit, budget)

@@ -6,25 +6,19 @@ sends is written in the one and read in `_serve_model` and `_load_part`: a key a
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Unpack, cast
 
-import mlx.core as mx
-
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import open_checkpoint
-from headrace.models.checkpoint.validation import convert_read_errors
-from headrace.models.cost.costs import shape_to_run, working_memory
-from headrace.models.loading.decoder_choice import context_length, own_decoder
+from headrace.models.loading.decoder_choice import own_decoder
 from headrace.models.loading.load import (
     KVChoice,
     LoadedModel,
     LoadOptions,
-    fitting_context,
+    fitting_network,
     load_resolved,
-    sized_network,
-    stored_network,
+    read_network,
 )
 from headrace.models.loading.rank_part import Rank, check_division
 from headrace.models.network.activations import with_activations
@@ -32,8 +26,6 @@ from headrace.models.network.tensor_decoder import TensorDecoder
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.runtime.errors import UsageError, expected
 from headrace.runtime.machine import memory
-from headrace.runtime.machine.command_buffers import limit_command_buffers
-from headrace.runtime.machine.out_of_memory import memory_errors
 from headrace.runtime.network import Network
 from headrace.runtime.ops.kv_format import FORMATS, KVFormat
 from headrace.runtime.ranks.follower import Follower, FollowerNetwork, follow
@@ -154,22 +146,11 @@ def _kv_bytes(network: Network | FollowerNetwork, limit: int) -> int:
 def _load_part(directory: Path, rank: Rank, how: Record) -> tuple[FollowerNetwork, int]:
     """Return this rank's part of the model in `directory`, and the context that fits here. how: rank 0's options."""
     checkpoint = open_checkpoint(directory)
-    config = own_decoder(checkpoint)
-    asked = how["context"]
-    limit = asked or context_length(checkpoint)
-    shape = shape_to_run(checkpoint, config)
-    limit_command_buffers(shape.layers)
-    working = working_memory(shape)
     requantize = how["requantize"] and Quantization(*how["requantize"])
     kv: KVChoice = "auto"
     if how["kv"] != "auto":
         kv = next((kind for kind in FORMATS if kind.name == how["kv"]), None)
-    sized = partial(sized_network, checkpoint, config, requantize, shape, rank)
-    _, (make, weights, layers) = stored_network(sized, kv, limit, working, rank)
-    if not how["force"]:
-        limit = fitting_context(weights, layers, working, limit, asked=asked is not None)
-    with memory_errors(weights), convert_read_errors(), memory.reading_weights():
-        network = with_activations(make(), how["activations"])
-        mx.eval(network.arrays)
-        mx.synchronize()
-    return cast(FollowerNetwork, network), limit
+    config = own_decoder(checkpoint)
+    fitted = fitting_network(checkpoint, config, requantize, kv, how["context"], rank, force=how["force"])
+    network = with_activations(read_network(fitted.sized), how["activations"])
+    return cast(FollowerNetwork, network), fitted.context
