@@ -378,8 +378,8 @@ def converted(
 
     if not _is_packed(tensor, target):
         return _plain(tensor, target)
-    experts = tensor.type == "MXFP4" and len(tensor.shape) > 2  # as `stored_groups` says
-    packed = to_mxfp4(tensor) if experts else to_affine(tensor, groups_of_16=groups_of_16)
+    is_mxfp4 = stored_groups(tensor, groups_of_16=groups_of_16).mode == "mxfp4"
+    packed = to_mxfp4(tensor) if is_mxfp4 else to_affine(tensor, groups_of_16=groups_of_16)
     return _packed(tensor, packed, target, max(packed.max_error, joined_error))
 
 
@@ -458,13 +458,14 @@ def _packed(tensor: RawTensor, affine: Affine, target: Target, max_error: float)
     scale_type = {"float16": "F16", "float32": "F32", "uint8": "U8"}[affine.scales.dtype.name]
     parts = [("weight", affine.weight, "U32"), ("scales", affine.scales, scale_type)]
     parts += [] if affine.biases is None else [("biases", affine.biases, scale_type)]
-    _check_columns(tensor, target, affine.group_size)
+    groups = affine.groups
+    _check_columns(tensor, target, groups.group_size)
     return ConvertedTensor(
         tensor,
         {f"{target.module}.{leaf}": StoredArray(in_order(array, target), dtype) for leaf, array, dtype in parts},
-        f"{affine.mode} {affine.bits}-bit, group size {affine.group_size}",
+        f"{groups.mode} {groups.bits}-bit, group size {groups.group_size}",
         max_error,
-        Groups(affine.bits, affine.group_size, affine.mode),
+        groups,
     )
 
 

@@ -41,19 +41,13 @@ _CHUNK_WEIGHTS = 1 << 18  # weights unpacked at a time: their codes fit a proces
 
 @dataclass(frozen=True)
 class Affine:
-    """A quantized matrix, or one per expert, in MLX's layout. max_error: against the source's exact values."""
+    """A quantized matrix, or one per expert, in MLX's layout."""
 
     weight: Array  # (..., rows, columns * bits / 32), uint32
     scales: Array  # (..., rows, columns / group_size), float16 or float32; uint8 exponents in mode mxfp4
     biases: Array | None  # as scales; None in mode mxfp4
-    bits: int
-    max_error: float
-    group_size: int = GROUP_SIZE
-
-    @property
-    def mode(self) -> str:
-        """MLX's name of the quantization."""
-        return "affine" if self.biases is not None else "mxfp4"
+    groups: Groups  # bits, group size and mode
+    max_error: float  # against the source's exact values
 
 
 def is_quantized(tensor: RawTensor) -> bool:
@@ -131,9 +125,8 @@ def to_affine(tensor: RawTensor, *, groups_of_16: bool = True) -> Affine:
         packed.view("<u4").reshape(*tensor.shape[:-1], -1),
         scales.astype(dtype, copy=False).reshape(as_rows),
         biases.astype(dtype, copy=False).reshape(as_rows),
-        bits,
+        Groups(bits, group_size),
         max_error,
-        group_size,
     )
 
 
@@ -148,7 +141,8 @@ def to_mxfp4(tensor: RawTensor) -> Affine:
     for start in range(0, len(blocks), step):
         packed[start : start + step] = _pack(_nibbles(_part(blocks[start : start + step], 1, 16)), 4)
     lead = tensor.shape[:-1]
-    return Affine(packed.view("<u4").reshape(*lead, -1), exponents.reshape(*lead, -1), None, 4, 0.0)
+    groups = Groups(4, GROUP_SIZE, "mxfp4")
+    return Affine(packed.view("<u4").reshape(*lead, -1), exponents.reshape(*lead, -1), None, groups, 0.0)
 
 
 def to_plain(tensor: RawTensor) -> tuple[Array, str]:

@@ -43,9 +43,9 @@ def evaluated(affine: Affine) -> np.ndarray:
     """q * scale + bias in float32, by MLX."""
     scales, biases = (mx.array(x).astype(mx.float32) for x in (affine.scales, affine.biases))
     weight = mx.array(affine.weight)
-    if affine.group_size == 16:
+    if affine.groups.group_size == 16:
         return np.array(groups_of_16.dequantized(weight, scales, biases))
-    return np.array(mx.dequantize(weight, scales, biases, group_size=GROUP_SIZE, bits=affine.bits))
+    return np.array(mx.dequantize(weight, scales, biases, group_size=GROUP_SIZE, bits=affine.groups.bits))
 
 
 @pytest.mark.parametrize("kind", EXACT)
@@ -98,7 +98,7 @@ def test_other_types_become_8_bit_within_half_a_step(kind: str, scale: float | N
     difference = np.abs(evaluated(affine).astype(np.float64) - theirs)
     step = affine.scales.astype(np.float64).repeat(GROUP_SIZE, axis=1)
     rounding = 2.0**-22 * np.abs(theirs).max()  # of evaluating q * scale + bias in float32
-    assert (affine.bits, affine.group_size) == (8, 32)
+    assert (affine.groups.bits, affine.groups.group_size) == (8, 32)
     assert (difference <= step / 2 + rounding).all()
     assert affine.max_error == pytest.approx(difference.max(), rel=1e-3)
 
