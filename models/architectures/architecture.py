@@ -34,6 +34,14 @@ FEED_FORWARD = tuple(
 )
 MIXER = ("mixer.in_proj", "mixer.out_proj")
 BIASES: Mapping[str, Sequence[str]] = {"attention_bias": ATTENTION, "mlp_bias": FEED_FORWARD}
+# Names in GPT-2's class, and in those of GPT-J, EXAONE 3, Qwen 1 and nanochat, which have some of these modules
+GPT_NAMES = (
+    ("model.h.", "model.layers."),
+    ("model.wte.", "model.embed_tokens."),
+    ("model.ln_f.", "model.norm."),
+    (".ln_1.", ".input_layernorm."),
+    (".ln_2.", ".post_attention_layernorm."),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def _experts(fields: Fields, layers: int) -> ExpertLayers:
             f"config.json: a cohere2_moe with shared_expert_combination_strategy {combination!r:.40}"
         )
     size = fields.count("intermediate_size")
-    shared = size * fields.count("num_shared_experts") if values.get("num_shared_experts") else 0
+    shared = size * fields.count_or_zero("num_shared_experts", default=0)
     share = 0.5 if shared and combination == "average" else 1.0  # of routed experts, and of the shared one
     experts = ExpertsConfig(
         *count_experts(fields, "num_experts"),

@@ -25,7 +25,7 @@ def _first_experts(fields: Fields, layers: int) -> ExpertLayers:
     if not fields.values.get("n_routed_experts"):
         return [None] * layers
     size = fields.count("moe_intermediate_size")
-    shared = fields.count("n_shared_experts") if fields.values.get("n_shared_experts") else 0
+    shared = fields.count_or_zero("n_shared_experts", default=0)
     experts = ExpertsConfig(*count_experts(fields, "n_routed_experts"), size, normalized=False, shared=shared * size)
     return after_dense_layers(fields, layers, experts)
 
@@ -40,13 +40,12 @@ def _mistral4_experts(fields: Fields, layers: int) -> ExpertLayers:
 def _ling_experts(fields: Fields, layers: int) -> ExpertLayers:
     """Return the experts of Ling 1 and 2, which may be chosen by either kind of score, with or without corrections."""
     values = fields.values
-    experts = corrected_experts(Fields({**values, "n_routed_experts": values.get("num_experts")}))
+    experts = corrected_experts(fields, "num_experts")
     width = values.get("moe_shared_expert_intermediate_size")
     shared = fields.count("moe_shared_expert_intermediate_size") if width else experts.size
     shares = values.get("num_shared_experts") and values.get("moe_router_enable_shared_expert", True)
     experts = replace(
         experts,
-        normalized=experts.normalized and experts.active > 1,
         sigmoid=values.get("score_function", "softmax") == "sigmoid",
         correction="gate.expert_bias" if values.get("moe_router_enable_expert_bias") else None,
         shared=shared * fields.count("num_shared_experts") if shares else 0,
@@ -85,7 +84,7 @@ def _v2_experts(fields: Fields, layers: int) -> ExpertLayers:
         groups=grouped.groups if method == "group_limited_greedy" else (1, 1),
         best=1,
     )
-    shared = fields.count("n_shared_experts") if values.get("n_shared_experts") else 0
+    shared = fields.count_or_zero("n_shared_experts", default=0)
     return after_dense_layers(fields, layers, replace(experts, shared=experts.size * shared))
 
 
@@ -157,6 +156,7 @@ ROWS = (
         rotated=1.0,
         experts=_mistral4_experts,
         latent=latent_config,
+        runs=several_experts,
         complete=growing_queries,
     ),
     Architecture(

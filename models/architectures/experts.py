@@ -1,9 +1,11 @@
 """Mixtures of experts in a config.json, as several families state them.
 
-A family whose config has other keys hands them over under DeepSeek's: `Fields({**values, "n_routed_experts": ...})`.
+A family whose config has other keys hands them over under DeepSeek's: `Fields({**values, "n_group": ...})`.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from headrace.models.architectures.config import ExpertLayers, ExpertsConfig
 from headrace.models.architectures.fields import Fields
@@ -19,16 +21,36 @@ def count_experts(fields: Fields, key: str, used: str = "num_experts_per_tok") -
     return count, active
 
 
-def corrected_experts(fields: Fields) -> ExpertsConfig:
-    """Return experts that corrected sigmoid scores choose, in groups, as in DeepSeek V3; without shared ones."""
+def equal_experts(key: str, **facts: Any) -> Callable[[Fields, int], ExpertLayers]:
+    """Return the function of a row whose layers all have the same experts, of the width `intermediate_size`.
+
+    key: of the number of experts. facts: fields of `ExpertsConfig`.
+    """
+
+    def experts(fields: Fields, layers: int) -> ExpertLayers:
+        counts = count_experts(fields, key)
+        return [ExpertsConfig(*counts, size=fields.count("intermediate_size"), **facts)] * layers
+
+    return experts
+
+
+def corrected_experts(fields: Fields, key: str = "n_routed_experts") -> ExpertsConfig:
+    """Return experts that corrected sigmoid scores choose, in groups, as in DeepSeek V3; without shared ones.
+
+    One expert a token keeps its score as its weight, whatever `norm_topk_prob`, as in the classes of these families.
+
+    key: of the number of experts.
+    """
+    count, active = count_experts(fields, key)
     return ExpertsConfig(
-        *count_experts(fields, "n_routed_experts"),
+        count,
+        active,
         size=fields.count("moe_intermediate_size"),
-        normalized=bool(fields.values.get("norm_topk_prob")),
+        normalized=active > 1 and bool(fields.values.get("norm_topk_prob")),
         sigmoid=True,
         correction="gate.e_score_correction_bias",
         scale=fields.positive("routed_scaling_factor", default=1.0),
-        groups=_groups(fields),
+        groups=_groups(fields, count, active),
     )
 
 
@@ -50,10 +72,8 @@ def experts_by_step(fields: Fields, layers: int, experts: ExpertsConfig) -> Expe
 
 def after_dense_layers(fields: Fields, layers: int, experts: ExpertsConfig) -> ExpertLayers:
     """Return the experts in every `moe_layer_freq`-th layer, but not in the first `first_k_dense_replace`."""
-    dense = 0  # layers before the first one with experts
     step = fields.count("moe_layer_freq", default=1)
-    if fields.values.get("first_k_dense_replace"):
-        dense = fields.count("first_k_dense_replace")
+    dense = fields.count_or_zero("first_k_dense_replace", default=0)  # layers before the first one with experts
     return [None if i < dense or i % step else experts for i in range(layers)]
 
 
@@ -62,9 +82,13 @@ def several_experts(fields: Fields) -> bool:
     return fields.values.get("num_experts_per_tok") != 1
 
 
-def _groups(fields: Fields) -> tuple[int, int]:
-    """Return the number of groups of experts and how many of them a token may use."""
-    count, groups, kept_groups = (fields.count(key, default=1) for key in ("n_routed_experts", "n_group", "topk_group"))
-    if count % groups or kept_groups > groups or fields.count("num_experts_per_tok") > count // groups * kept_groups:
+def _groups(fields: Fields, count: int, active: int) -> tuple[int, int]:
+    """Return the number of groups of experts and how many of them a token may use.
+
+    count, active: experts, and those of a token.
+    """
+    groups = fields.count("n_group", default=1)
+    kept_groups = fields.count("topk_group", default=1)
+    if count % groups or kept_groups > groups or active > count // groups * kept_groups:
         raise CheckpointError(f"config.json: {kept_groups} of {groups} groups do not fit {count} experts")
     return groups, kept_groups

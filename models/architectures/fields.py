@@ -23,8 +23,8 @@ class Fields:
         return value
 
     def count_or_zero(self, key: str, default: int | None = None) -> int:
-        """Return a positive integer, or 0 where the config states that."""
-        return 0 if self.values.get(key) == 0 else self.count(key, default)
+        """Return a positive integer, or 0 where the config, or without a value the default, is 0."""
+        return 0 if self._get(key, default) == 0 else self.count(key, default)
 
     def positive(self, key: str, default: float | None = None) -> float:
         """Return a positive number, whole or not."""

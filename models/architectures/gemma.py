@@ -27,7 +27,7 @@ from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.layers import full_rope, ropes_by_kind
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
-_AROUND = NormNames(
+AROUND = NormNames(
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
 )
 _FULL = "full_attention"
@@ -280,7 +280,7 @@ ROWS = (
     Architecture("gemma", Family(activation="gelu"), context=8192, tied=True, activation_key=None, complete=_gemma),
     Architecture(
         "gemma2",
-        Family(_AROUND, activation="gelu"),
+        Family(AROUND, activation="gelu"),
         defaults={"sliding_window": 4096, "query_pre_attn_scalar": 256},
         context=8192,
         tied=True,
@@ -291,7 +291,7 @@ ROWS = (
     Architecture("gemma3", nests=True),
     Architecture(
         "gemma3_text",
-        Family(_AROUND, activation="gelu", qk_norm="head"),
+        Family(AROUND, activation="gelu", qk_norm="head"),
         defaults={"sliding_window": 4096, "query_pre_attn_scalar": 256},
         nested_defaults=_GEMMA3,
         context=131072,
@@ -307,7 +307,7 @@ ROWS = (
     Architecture("gemma3n", nests=True),
     Architecture(
         "gemma3n_text",
-        Family(_AROUND, activation="gelu", qk_norm="head", v_norm=True),
+        Family(AROUND, activation="gelu", qk_norm="head", v_norm=True),
         nested_defaults=_GEMMA3N,
         add_keys=_gemma3n_keys,
         outer=lambda _config: "gemma3n",
@@ -326,7 +326,7 @@ ROWS = (
     Architecture("gemma4_unified", nests=True, outer_keys=("vocab_size",)),
     Architecture(
         "gemma4_text",
-        Family(_AROUND, activation="gelu", qk_norm="head", v_norm=True, scaled=True),
+        Family(AROUND, activation="gelu", qk_norm="head", v_norm=True, scaled=True),
         defaults={"sliding_window": 512, "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256},
         add_keys=_full_attention_keys,
         tensor_names=(

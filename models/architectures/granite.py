@@ -6,12 +6,11 @@ from headrace.models.architectures.architecture import BIASES, MIXER, Architectu
 from headrace.models.architectures.config import (
     DecoderConfig,
     ExpertLayers,
-    ExpertsConfig,
     Family,
     LatentConfig,
     RopeConfig,
 )
-from headrace.models.architectures.experts import count_experts
+from headrace.models.architectures.experts import equal_experts
 from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.latent import latent_sizes
 from headrace.models.architectures.layers import full_rope, with_sinks
@@ -112,11 +111,7 @@ def _swa(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     return with_sinks(_multiplied(fields, decoder))
 
 
-def _moe_experts(fields: Fields, layers: int) -> ExpertLayers:
-    """Return the experts of each layer, which are alike; the weights of the chosen experts sum to one."""
-    counts = count_experts(fields, "num_local_experts")
-    size = fields.count("intermediate_size")
-    return [ExpertsConfig(*counts, size, normalized=True, router="router.layer")] * layers
+_moe_experts = equal_experts("num_local_experts", normalized=True, router="router.layer")
 
 
 def _hybrid_experts(fields: Fields, layers: int) -> ExpertLayers:

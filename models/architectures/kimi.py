@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace.models.architectures.architecture import Architecture, Config
 from headrace.models.architectures.config import DecoderConfig, ExpertLayers, Family, MixerConfig
-from headrace.models.architectures.experts import corrected_experts
+from headrace.models.architectures.experts import after_dense_layers, corrected_experts
 from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.latent import latent_config, latent_with_eps
 from headrace.models.architectures.mixers import decay_bound, mixer_sizes
@@ -57,17 +57,18 @@ def _experts(fields: Fields, layers: int) -> ExpertLayers:
     """Return the experts of each layer; all are dense without `num_experts`."""
     if not fields.values.get("num_experts"):
         return [None] * layers
-    # DeepSeek's key, which `corrected_experts` reads -> the key of this family
-    known = {"n_routed_experts": "num_experts", "n_group": "num_expert_group", "norm_topk_prob": "moe_renormalize"}
-    values = {ours: fields.values.get(theirs) for ours, theirs in known.items()}
-    active = fields.count("num_experts_per_token")
-    values |= {"num_experts_per_tok": active, "norm_topk_prob": active > 1 and values["norm_topk_prob"] is not False}
-    shared = fields.count("num_shared_experts") if fields.values.get("num_shared_experts") else 0
-    experts = corrected_experts(Fields({**fields.values, **values}))
+    # The keys that `corrected_experts` reads, which have other names in this family
+    values = fields.values
+    stated = {
+        **values,
+        "num_experts_per_tok": fields.count("num_experts_per_token"),
+        "n_group": values.get("num_expert_group"),
+        "norm_topk_prob": values.get("moe_renormalize") is not False,
+    }
+    experts = corrected_experts(Fields(stated), "num_experts")
+    shared = fields.count_or_zero("num_shared_experts", default=0)
     experts = replace(experts, shared=shared * experts.size, correction="e_score_correction_bias")
-    dense = fields.values.get("first_k_dense_replace") and fields.count("first_k_dense_replace")
-    step = fields.count("moe_layer_freq", default=1)
-    return [None if i < (dense or 0) or i % step else experts for i in range(layers)]
+    return after_dense_layers(fields, layers, experts)
 
 
 def _runs(fields: Fields) -> bool:

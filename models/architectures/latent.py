@@ -24,7 +24,7 @@ def latent_with_eps(fields: Fields) -> LatentConfig:
 def latent_sizes(fields: Fields, eps: float) -> LatentConfig:
     """Return the sizes, with norms of this epsilon. Without `q_lora_rank`, queries are projected directly."""
     return LatentConfig(
-        queries=fields.count("q_lora_rank") if fields.values.get("q_lora_rank") else 0,
+        queries=fields.count_or_zero("q_lora_rank", default=0),
         size=fields.count("kv_lora_rank"),
         rotated=fields.count("qk_rope_head_dim"),
         other=fields.count("qk_nope_head_dim"),

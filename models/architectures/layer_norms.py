@@ -6,7 +6,7 @@ A family has a section here: its names of tensors, then the functions of its row
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from headrace.models.architectures.architecture import ATTENTION, QKV, Architecture, Config
+from headrace.models.architectures.architecture import ATTENTION, GPT_NAMES, QKV, Architecture, Config
 from headrace.models.architectures.config import (
     DecoderConfig,
     ExpertLayers,
@@ -163,10 +163,7 @@ def _falcon_runs(fields: Fields) -> bool:
 
 # GPT-J
 _GPTJ_NAMES = (
-    ("model.h.", "model.layers."),
-    ("model.wte.", "model.embed_tokens."),
-    ("model.ln_f.", "model.norm."),
-    (".ln_1.", ".input_layernorm."),
+    *GPT_NAMES,
     (".attn.", ".self_attn."),
     (".self_attn.out_proj.", ".self_attn.o_proj."),
     (".mlp.fc_in.", ".mlp.up_proj."),
@@ -193,12 +190,8 @@ def _gptj_ropes(fields: Fields, _architecture: Architecture) -> tuple[RopeConfig
 
 # GPT-2 and StarCoder 1
 _GPT2_NAMES = (
-    ("model.h.", "model.layers."),
-    ("model.wte.", "model.embed_tokens."),
+    *GPT_NAMES,
     ("model.wpe.", "model.embed_positions."),
-    ("model.ln_f.", "model.norm."),
-    (".ln_1.", ".input_layernorm."),
-    (".ln_2.", ".post_attention_layernorm."),
     (".attn.c_attn.", ".self_attn.qkv_proj."),
     (".attn.c_proj.", ".self_attn.o_proj."),
     (".mlp.c_fc.", ".mlp.up_proj."),

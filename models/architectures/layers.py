@@ -87,6 +87,12 @@ def head_size(fields: Fields) -> int:
     return fields.count("head_dim", default=fields.count("hidden_size") // fields.count("num_attention_heads"))
 
 
+def check_shared_heads(heads: int, kv_heads: int) -> None:
+    """Raise CheckpointError unless each K/V head is of as many query heads."""
+    if heads % kv_heads:
+        raise CheckpointError(f"config.json: {heads} attention heads cannot share {kv_heads} key/value heads")
+
+
 def _with_trained_context(fields: Fields, scaling: Mapping[str, object]) -> Mapping[str, object]:
     """Return a longrope section with the original context, which older configs have outside it."""
     key = "original_max_position_embeddings"

@@ -57,9 +57,8 @@ def _mixer(fields: Fields) -> MixerConfig:
 
 def _experts(fields: Fields, layers: int) -> ExpertLayers:
     """Return the experts of each layer. Missing keys have the defaults of mlx-lm's class."""
-    values = fields.values
-    stated = {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1, **values}
-    experts = corrected_experts(Fields({**stated, "n_routed_experts": values.get("num_experts")}))
+    stated = {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1, **fields.values}
+    experts = corrected_experts(Fields(stated), "num_experts")
     size = fields.count("moe_shared_expert_intermediate_size", default=512)
     experts = replace(
         experts,

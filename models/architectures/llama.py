@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from headrace.models.architectures.architecture import ATTENTION, BIASES, FEED_FORWARD, QKV, Architecture, Config
 from headrace.models.architectures.config import DecoderConfig, ExpertLayers, ExpertsConfig, Family, RopeConfig
-from headrace.models.architectures.experts import count_experts
+from headrace.models.architectures.experts import count_experts, equal_experts
 from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.layers import full_rope, state_usual_names
 
@@ -26,12 +26,6 @@ def growing_queries(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     length = section.count("original_max_position_embeddings")
     growth = (section.positive("llama_4_scaling_beta"), length, 0) if beta else None
     return replace(decoder, layers=tuple(replace(layer, growth=growth) for layer in decoder.layers))
-
-
-def _mixtral_experts(fields: Fields, layers: int) -> ExpertLayers:
-    """Return the experts of each layer, which are alike."""
-    counts = count_experts(fields, "num_local_experts")
-    return [ExpertsConfig(*counts, size=fields.count("intermediate_size"), normalized=True)] * layers
 
 
 _CHUNK = 8192  # default of Llama 4's attention in chunks, and of the positions after which its queries grow
@@ -154,7 +148,7 @@ ROWS = (
         tensor_names=EXPERT_NAMES,
         theta=1e6,
         sliding="all",
-        experts=_mixtral_experts,
+        experts=equal_experts("num_local_experts", normalized=True),
     ),
     Architecture(
         "internlm2",

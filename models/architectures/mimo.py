@@ -6,7 +6,7 @@ from headrace.models.architectures.architecture import QKV, Architecture, Config
 from headrace.models.architectures.config import DecoderConfig, ExpertLayers, Family, LayerConfig, RopeConfig
 from headrace.models.architectures.experts import corrected_experts
 from headrace.models.architectures.fields import Fields
-from headrace.runtime.errors import CheckpointError
+from headrace.models.architectures.layers import check_shared_heads
 
 _HEAD = HeadNames(
     "model.mtp_layers.0.", "", "token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm", hidden_first=True
@@ -57,8 +57,8 @@ def _v2_ropes(fields: Fields, _architecture: Architecture) -> tuple[RopeConfig, 
 def _v2_experts(fields: Fields, layers: int) -> ExpertLayers:
     """Return the experts of the layers that `moe_layer_freq` marks by 1."""
     experts = corrected_experts(fields)
-    shared = fields.count("n_shared_experts") if fields.values.get("n_shared_experts") is not None else 0
-    experts = replace(experts, normalized=experts.normalized and experts.active > 1, shared=shared * experts.size)
+    shared = fields.count_or_zero("n_shared_experts", default=0)
+    experts = replace(experts, shared=shared * experts.size)
     kinds = fields.listed("moe_layer_freq", layers) or []
     return [experts if kind == 1 else None for kind in kinds]
 
@@ -75,8 +75,7 @@ def _v2(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     value = fields.count("v_head_dim")
     heads = fields.count("swa_num_attention_heads")
     kv_heads = fields.count("swa_num_key_value_heads")
-    if heads % kv_heads:
-        raise CheckpointError(f"config.json: {heads} heads of layers with a window cannot share {kv_heads} K/V heads")
+    check_shared_heads(heads, kv_heads)  # of layers with a window
 
     def completed(layer: LayerConfig) -> LayerConfig:
         layer = replace(layer, value_dim=value)

@@ -7,12 +7,11 @@ from headrace.models.architectures.architecture import Architecture, Config
 from headrace.models.architectures.config import (
     DecoderConfig,
     ExpertLayers,
-    ExpertsConfig,
     Family,
     IndexerConfig,
     RopeConfig,
 )
-from headrace.models.architectures.experts import count_experts, several_experts
+from headrace.models.architectures.experts import equal_experts, several_experts
 from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.layers import full_rope, head_size
 from headrace.models.architectures.llama import EXPERT_NAMES
@@ -48,11 +47,9 @@ def _minimax_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConf
     return rope, rope
 
 
-def _minimax_experts(fields: Fields, layers: int) -> ExpertLayers:
-    """Return the experts of each layer, which are alike."""
-    counts = count_experts(fields, "num_local_experts")
-    size = fields.count("intermediate_size")
-    return [ExpertsConfig(*counts, size, normalized=True, sigmoid=True, correction="e_score_correction_bias")] * layers
+_minimax_experts = equal_experts(
+    "num_local_experts", normalized=True, sigmoid=True, correction="e_score_correction_bias"
+)
 
 
 # MiniMax M3

@@ -3,13 +3,11 @@
 from dataclasses import replace
 
 from headrace.models.architectures.architecture import Architecture
-from headrace.models.architectures.config import DecoderConfig, Family, NormNames
+from headrace.models.architectures.config import DecoderConfig, Family
 from headrace.models.architectures.fields import Fields
+from headrace.models.architectures.gemma import AROUND
 from headrace.models.architectures.layers import sliding_layers
 
-_NORMS = NormNames(
-    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
-)
 _PERIOD = 4  # every fourth layer has no window
 # Defaults of transformers' class, which multimodal configs omit from the section of their text part
 _DEFAULTS = {
@@ -65,7 +63,7 @@ def _complete(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
 
 _MUSE = Architecture(
     "muse_glimmer",
-    Family(_NORMS, qk_norm="unit", norm_last=True, gates="apart", last_norm_whole=True),
+    Family(AROUND, qk_norm="unit", norm_last=True, gates="apart", last_norm_whole=True),
     defaults={"sliding_window": 2048},
     nests=True,
     activation_key="hidden_activation",

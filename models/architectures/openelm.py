@@ -5,8 +5,7 @@ from dataclasses import replace
 from headrace.models.architectures.architecture import Architecture, Config
 from headrace.models.architectures.config import DecoderConfig, Family
 from headrace.models.architectures.fields import Fields
-from headrace.models.architectures.layers import state_usual_names
-from headrace.runtime.errors import CheckpointError
+from headrace.models.architectures.layers import check_shared_heads, state_usual_names
 
 
 def _keys(config: Config) -> None:
@@ -44,8 +43,7 @@ def _complete(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     entries = [entry.count("num_kv_heads") for entry in fields.per_layer("num_kv_heads", count)]
     layers = []
     for layer, heads, kv_heads, width in zip(decoder.layers, queries, entries, _widths(fields), strict=True):
-        if heads % kv_heads:
-            raise CheckpointError(f"config.json: {heads} attention heads cannot share {kv_heads} key/value heads")
+        check_shared_heads(heads, kv_heads)
         layers.append(replace(layer, heads=heads, kv_heads=kv_heads, inner=width))
     return replace(decoder, layers=tuple(layers))
 

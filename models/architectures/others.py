@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from headrace.models.architectures.architecture import ATTENTION, FEED_FORWARD, QKV, Architecture, Config
+from headrace.models.architectures.architecture import ATTENTION, FEED_FORWARD, GPT_NAMES, QKV, Architecture, Config
 from headrace.models.architectures.config import (
     DecoderConfig,
     ExpertLayers,
@@ -20,11 +20,18 @@ from headrace.models.architectures.config import (
 from headrace.models.architectures.experts import (
     corrected_experts,
     count_experts,
+    equal_experts,
     experts_by_step,
     several_experts,
 )
 from headrace.models.architectures.fields import Fields
-from headrace.models.architectures.layers import full_rope, head_size, ropes_by_kind, with_sinks
+from headrace.models.architectures.layers import (
+    check_shared_heads,
+    full_rope,
+    head_size,
+    ropes_by_kind,
+    with_sinks,
+)
 from headrace.models.architectures.olmo import AFTER
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
@@ -37,13 +44,6 @@ _CONTAINERS = (
 
 
 # GPT-OSS
-def _gpt_oss_experts(fields: Fields, layers: int) -> ExpertLayers:
-    """Return the experts of each layer, which are alike."""
-    counts = count_experts(fields, "num_local_experts")
-    size = fields.count("intermediate_size")
-    return [ExpertsConfig(*counts, size, normalized=True, router="router", stacked="experts")] * layers
-
-
 def _gpt_oss(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     """Add sinks to every layer. Raises UnsupportedModelError for another bound than that of "clamped"."""
     if fields.positive("swiglu_limit", default=7.0) != 7.0:
@@ -76,11 +76,7 @@ def _exaone4_keys(config: Config) -> None:
 
 
 _EXAONE_NAMES = (
-    ("model.h.", "model.layers."),
-    ("model.wte.", "model.embed_tokens."),
-    ("model.ln_f.", "model.norm."),
-    (".ln_1.", ".input_layernorm."),
-    (".ln_2.", ".post_attention_layernorm."),
+    *GPT_NAMES,
     (".attn.attention.", ".self_attn."),
     (".self_attn.out_proj.", ".self_attn.o_proj."),
     (".mlp.c_fc_0.", ".mlp.gate_proj."),
@@ -103,15 +99,14 @@ def _exaone_moe_keys(config: Config) -> None:
 
 def _exaone_moe_experts(fields: Fields, layers: int) -> ExpertLayers:
     """Return the experts of sparse layers. Missing keys have the defaults of mlx-lm's class."""
-    values = fields.values
-    stated = {"routed_scaling_factor": 2.5, "norm_topk_prob": True, **values}
-    experts = corrected_experts(Fields({**stated, "n_routed_experts": values.get("num_experts")}))
-    shared = fields.count("num_shared_experts") if values.get("num_shared_experts") else 0
-    experts = replace(experts, shared=shared * experts.size, normalized=experts.normalized and experts.active > 1)
+    stated = {"routed_scaling_factor": 2.5, "norm_topk_prob": True, **fields.values}
+    experts = corrected_experts(Fields(stated), "num_experts")
+    shared = fields.count_or_zero("num_shared_experts", default=0)
+    experts = replace(experts, shared=shared * experts.size)
     return [experts if is_sparse else None for is_sparse in fields.required_list("is_moe_layer", layers)]
 
 
-def _exaone_moe_runs(fields: Fields) -> bool:
+def _has_windows(fields: Fields) -> bool:
     """Return False without sliding layers: then all layers rotate."""
     return "sliding_attention" in (fields.values.get("layer_types") or [])
 
@@ -120,16 +115,12 @@ def _exaone_moe_runs(fields: Fields) -> bool:
 def _afmoe_experts(fields: Fields, layers: int) -> ExpertLayers:
     """Return the experts of each layer after the first dense ones."""
     values = fields.values
-    experts = corrected_experts(
-        Fields(
-            {
-                **values,
-                "n_routed_experts": values.get("num_experts"),
-                "norm_topk_prob": values.get("route_norm", True),
-                "routed_scaling_factor": values.get("route_scale", 2.826),
-            }
-        )
-    )
+    stated = {
+        **values,
+        "norm_topk_prob": values.get("route_norm", True),
+        "routed_scaling_factor": values.get("route_scale", 2.826),
+    }
+    experts = corrected_experts(Fields(stated), "num_experts")
     shared = fields.count_or_zero("num_shared_experts", default=1)
     experts = replace(
         experts,
@@ -138,7 +129,6 @@ def _afmoe_experts(fields: Fields, layers: int) -> ExpertLayers:
         sigmoid=values.get("score_func", "sigmoid") == "sigmoid",
         correction="expert_bias",
         shared=shared * experts.size,
-        normalized=experts.normalized and experts.active > 1,
     )
     dense = fields.count_or_zero("num_dense_layers", default=2)
     return [None if i < dense else experts for i in range(layers)]
@@ -188,8 +178,8 @@ def _laguna(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     counts = [decoder.heads] * num_layers
     if fields.values.get(key) is not None:
         counts = [entry.count(key) for entry in fields.per_layer(key, num_layers)]
-    if any(count % decoder.kv_heads for count in counts):
-        raise CheckpointError(f"config.json: {counts} attention heads cannot share {decoder.kv_heads} key/value heads")
+    for count in counts:
+        check_shared_heads(count, decoder.kv_heads)
     layers = (
         replace(layer, heads=0 if count == decoder.heads else count)
         for layer, count in zip(decoder.layers, counts, strict=True)
@@ -206,7 +196,7 @@ def _ernie_experts(fields: Fields, layers: int) -> ExpertLayers:
     """Return the experts of every `moe_layer_interval`-th layer between the first and the last one with experts."""
     values = fields.values
     size = fields.count("moe_intermediate_size" if values.get("moe_intermediate_size") else "intermediate_size")
-    shared = fields.count("moe_num_shared_experts") if values.get("moe_num_shared_experts") else 0
+    shared = fields.count_or_zero("moe_num_shared_experts", default=0)
     corrected = values.get("moe_use_aux_free", True)
     experts = ExpertsConfig(
         *count_experts(fields, "moe_num_experts", "moe_k"),
@@ -355,7 +345,7 @@ def _second_loop(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
 # Klear
 def _klear_experts(fields: Fields, layers: int) -> ExpertLayers:
     """Return the experts of each layer with some, which a softmax weighs with the expert of all tokens."""
-    experts = corrected_experts(Fields({**fields.values, "n_routed_experts": fields.values.get("num_experts")}))
+    experts = corrected_experts(fields, "num_experts")
     experts = replace(
         experts,
         stacked="experts",
@@ -375,8 +365,7 @@ _HUNYUAN_MOE = {
     "cla_share_factor": 2, "rope_scaling": {"type": "dynamic", "alpha": 1.0, "factor": 1.0},
 }  # fmt: skip
 _NANOCHAT_NAMES = (
-    ("model.h.", "model.layers."),
-    ("model.wte.", "model.embed_tokens."),
+    *GPT_NAMES,
     (".attn.c_q.", ".self_attn.q_proj."),
     (".attn.c_k.", ".self_attn.k_proj."),
     (".attn.c_v.", ".self_attn.v_proj."),
@@ -396,7 +385,7 @@ ROWS = (
         states_head_dim=True,
         position_free="full",
         experts=_afmoe_experts,
-        runs=lambda fields: "sliding_attention" in (fields.values.get("layer_types") or []),
+        runs=_has_windows,
         complete=_afmoe,
         biases={},
     ),
@@ -446,14 +435,14 @@ ROWS = (
         theta=1e6,
         position_free="full",
         experts=_exaone_moe_experts,
-        runs=_exaone_moe_runs,
+        runs=_has_windows,
         plain=(".mlp.gate",),
     ),
     Architecture(
         "gpt_oss",
         Family(activation="clamped"),
         sliding="even",
-        experts=_gpt_oss_experts,
+        experts=equal_experts("num_local_experts", normalized=True, router="router", stacked="experts"),
         complete=_gpt_oss,
         biases={},
         biased=(*ATTENTION, "mlp.router", *(f"mlp.experts.{name}_proj" for name in ("gate", "up", "down"))),

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from headrace.models.architectures.architecture import QKV, Architecture, Config, HeadNames
+from headrace.models.architectures.architecture import GPT_NAMES, QKV, Architecture, Config, HeadNames
 from headrace.models.architectures.config import (
     DecoderConfig,
     ExpertLayers,
@@ -117,11 +117,7 @@ def _first_runs(fields: Fields) -> bool:
 
 
 _FIRST_NAMES = (
-    ("model.h.", "model.layers."),
-    ("model.wte.", "model.embed_tokens."),
-    ("model.ln_f.", "model.norm."),
-    (".ln_1.", ".input_layernorm."),
-    (".ln_2.", ".post_attention_layernorm."),
+    *GPT_NAMES,
     (".attn.c_attn.", ".self_attn.qkv_proj."),
     (".attn.c_proj.", ".self_attn.o_proj."),
     (".mlp.w1.", ".mlp.up_proj."),

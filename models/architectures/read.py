@@ -16,8 +16,8 @@ from headrace.models.architectures.config import Activation, DecoderConfig, Fami
 from headrace.models.architectures.families import architecture_of
 from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.latent import latent_scale
-from headrace.models.architectures.layers import head_size, layers_of, ropes_of
-from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+from headrace.models.architectures.layers import check_shared_heads, head_size, layers_of, ropes_of
+from headrace.runtime.errors import UnsupportedModelError
 
 # Names of GELU in configs -> activation of a feed-forward without a gate. Of these families the config states it.
 _UNGATED_GELU: dict[str, Activation] = {
@@ -63,8 +63,7 @@ def decoder_config(config: Mapping[str, object]) -> DecoderConfig | None:
         scale = latent_scale(fields, latent)
         rope = replace(rope, share=latent.rotated / latent.head_dim)
         local_rope = rope
-    if heads % kv_heads:
-        raise CheckpointError(f"config.json: {heads} attention heads cannot share {kv_heads} key/value heads")
+    check_shared_heads(heads, kv_heads)
 
     decoder = DecoderConfig(
         architecture=architecture.name,

@@ -6,7 +6,7 @@ from headrace.models.architectures.architecture import Architecture, Config
 from headrace.models.architectures.config import DecoderConfig, ExpertLayers, ExpertsConfig, Family, RopeConfig
 from headrace.models.architectures.experts import count_experts
 from headrace.models.architectures.fields import Fields
-from headrace.models.architectures.layers import full_rope, sliding_layers
+from headrace.models.architectures.layers import check_shared_heads, full_rope, sliding_layers
 from headrace.runtime.errors import CheckpointError
 
 _FULL = "full_attention"
@@ -107,8 +107,7 @@ def _complete(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     other = Fields(fields.section("attention_other_setting"))
     heads = other.count("num_attention_heads", default=decoder.heads)
     kv_heads = other.count("num_attention_groups", default=decoder.kv_heads)
-    if heads % kv_heads:
-        raise CheckpointError(f"config.json: {heads} attention heads cannot share {kv_heads} key/value heads")
+    check_shared_heads(heads, kv_heads)
     gated = fields.values.get("use_head_wise_attn_gate", True)
     family = decoder.family if gated else replace(decoder.family, gates=None)
     limits = _of_layers(fields, "swiglu_limits_shared", 0.0)

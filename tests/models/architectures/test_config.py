@@ -321,3 +321,14 @@ def test_an_impossible_factor_of_the_width_is_named(kind: str, key: str, factor:
     with pytest.raises(CheckpointError, match=key) as caught:
         normalized({"model_type": kind, "hidden_size": 64, key: factor})
     assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "mimo-v2", "ling", "afmoe", "exaone-moe"])
+def test_a_single_expert_keeps_its_score_as_its_weight(name: str) -> None:
+    """As in mlx-lm's classes, whatever `norm_topk_prob` says."""
+    config = {**mlx_lm_models.config_of(name), "norm_topk_prob": True, "route_norm": True, "n_group": 1}
+    for active in (1, 2):
+        decoder = decoder_config(normalized({**config, "topk_group": 1, "num_experts_per_tok": active}))
+        assert decoder is not None
+        normalize = {layer.experts.normalized for layer in decoder.layers if layer.experts is not None}
+        assert normalize == {active > 1}
