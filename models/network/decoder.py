@@ -556,7 +556,7 @@ class Decoder:
         assert layer.mixer is not None
         inputs, gate = mx.split(x, 2, axis=-1)
         inputs = kv.mix(index, inputs, layer.mixer)
-        parts = mx.split(ops.linear(inputs, scan.into), [rank, rank + numbers], axis=-1)  # steps, B, C
+        parts = list(mx.split(ops.linear(inputs, scan.into), [rank, rank + numbers], axis=-1))  # steps, B, C
         if scan.norms is not None:
             parts = [ops.rms_norm(part, norm, scan.norm_eps) for part, norm in zip(parts, scan.norms, strict=True)]
         steps, *others = parts
