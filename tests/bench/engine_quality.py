@@ -1,14 +1,16 @@
 """Divergence of other engines' logits from float32, on the same weights and text: the table of docs/benchmarks.md.
 
-    python -m tests.bench.engine_quality FILE.gguf --llama-python PYTHON --openvino-python PYTHON -d 0 -n 256
+    python -m tests.bench.engine_quality FILE.gguf --llama-python PYTHON --ik-build FOLDER --openvino-python PYTHON
 
 The reference is the same weights in float32 throughout (`HEADRACE_EXACT`), activations and K/V included; headrace
-itself is one of the rows. Each engine runs at its default settings: llama.cpp with flash attention and K/V in half
-precision; OpenVINO's converted model by its own runtime, since GenAI gives no logits, and once more in float32.
+itself is one of the rows. Each engine runs at its default settings: llama.cpp and ik_llama.cpp with flash attention and
+K/V in half precision; OpenVINO's converted model by its own runtime, since GenAI gives no logits, and once more in
+float32.
 """
 
 import argparse
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -112,6 +114,12 @@ def compare(arguments: argparse.Namespace) -> QualityDocument:
             command = [arguments.llama_python, script, arguments.gguf, str(limit), str(threads)]
             child = opened("llama.cpp", lambda: ChildProcess("llama.cpp", reference.name, command, threads=threads))
             peers += scores(child, width, [False], stack)
+        if arguments.ik_build is not None:
+            script = str(HERE / "llama_cpp_logits.py")
+            command = [sys.executable, script, arguments.gguf, str(limit), str(threads), arguments.ik_build]
+            name = "ik_llama.cpp"
+            child = opened(name, lambda: ChildProcess(name, reference.name, command, threads=threads))
+            peers += scores(child, width, [False], stack)
         if arguments.openvino_python is not None:
             peer = Peer("openvino", arguments.openvino_python, arguments.gguf)
             child = opened("openvino", lambda: open_openvino(peer, reference.name, (limit, 1, threads)))
@@ -143,6 +151,7 @@ def main() -> None:
     parser.add_argument("gguf", help="file that all engines read")
     parser.add_argument("-m", "--model", help="the same weights for headrace [the file]")
     parser.add_argument("--llama-python", help="interpreter that has llama-cpp-python")
+    parser.add_argument("--ik-build", help="folder of a build of ik_llama.cpp with shared libraries")
     parser.add_argument("--openvino-python", help="interpreter that has openvino-genai")
     parser.add_argument("-d", "--depths", type=numbers, help="tokens in the cache before the scored ones, as 0,2048")
     parser.add_argument("-n", "--scored", type=int, default=512, help="tokens to score [512]")

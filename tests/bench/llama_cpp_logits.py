@@ -1,5 +1,8 @@
-"""Logits of llama.cpp through llama-cpp-python. Usage: python llama_cpp_logits.py MODEL.gguf CONTEXT THREADS
+"""Logits of llama.cpp through llama-cpp-python, or of ik_llama.cpp through its library.
 
+    python llama_cpp_logits.py MODEL.gguf CONTEXT THREADS [BUILD]
+
+BUILD: folder of a build of ik_llama.cpp with shared libraries.
 One sequence, K/V in float16, flash attention, llama.cpp's default batch. Protocol: `app.bench.measure.children`.
 """
 
@@ -81,10 +84,18 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # keeps the library's prints off the protocol's stream
 
-    import llama_cpp
+    path, context, threads, *build = sys.argv[1:]
+    if build:
+        from ik_llama import IkLlama  # next to this file
 
-    peer = Logits(llama_cpp, sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
-    print(json.dumps({"ready": llama_cpp.__version__, **peer.setup()}), file=answers, flush=True)
+        library = IkLlama(Path(build[0]))
+    else:
+        import llama_cpp
+
+        library = llama_cpp
+
+    peer = Logits(library, path, int(context), int(threads))
+    print(json.dumps({"ready": library.__version__, **peer.setup()}), file=answers, flush=True)
     for line in sys.stdin:
         try:
             asked = json.loads(line)
