@@ -5,9 +5,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -20,6 +20,7 @@ from headrace.runtime.errors import ModelNotFoundError, UsageError
 
 if TYPE_CHECKING:
     from headrace.app.engine.events import Event
+    from headrace.app.output.progress import StageProgress
     from headrace.app.server.guard import Rules
 
 PORT = 8080
@@ -132,6 +133,7 @@ def serve(arguments: ServeArguments) -> int:
     client = EngineClient()
     try:
         client.start(spec)  # before the imports below, which take a while
+        from headrace.app.output.progress import drawn_progress
         from headrace.app.server.application import ServerOptions
         from headrace.app.server.serve import listening_socket
         from headrace.app.server.serve import serve as serve_model
@@ -148,48 +150,29 @@ def serve(arguments: ServeArguments) -> int:
             idle_unload_s=arguments.idle_unload,
             log=(lambda _: None) if arguments.quiet else _log,
         )
-        with _Announcer(url, quiet=arguments.quiet) as announcer:
-            serve_model(client, spec, options, listening, announcer.show)
+        with drawn_progress(quiet=arguments.quiet) as progress:
+            serve_model(client, spec, options, listening, partial(_announce, url, progress))
     finally:
         client.close()
     return 0
 
 
-class _Announcer:
-    """Progress of loading, drawn until the model is loaded, and the line that says where it is served."""
+def _announce(url: str, progress: "StageProgress", event: "Event") -> None:
+    """Show an event of the engine: draw the progress of loading, or say where the model is served, or what failed."""
+    from headrace.app.engine.events import Damaged, Died, Failed, LoadProgress, Ready, one_line
 
-    def __init__(self, url: str, *, quiet: bool) -> None:
-        self._url = url
-        self._quiet = quiet
-        self._drawing = ExitStack()
-        self._progress: Callable[[str, int, int | None], None] | None = None
-
-    def __enter__(self) -> "_Announcer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._drawing.close()
-
-    def show(self, event: "Event") -> None:
-        """Show an event of the engine."""
-        from headrace.app.engine.events import Damaged, Died, Failed, LoadProgress, Ready, one_line
-        from headrace.app.output.progress import drawn_progress
-
-        if isinstance(event, LoadProgress):
-            if self._progress is None:
-                self._progress = self._drawing.enter_context(drawn_progress(quiet=self._quiet))
-            self._progress(event.stage, event.done, event.total)
-        elif isinstance(event, Ready | Damaged | Died) or (isinstance(event, Failed) and event.id is None):
-            self._drawing.close()
-            self._progress = None
-            if isinstance(event, Ready):
-                # `announced_address` in engine/server_process.py reads the address after the last " at " of this line,
-                # which has to be the first one on standard output.
-                say(f"headrace: {event.card.name} at {self._url}")
-                sys.stdout.flush()
-            else:
-                hint = "it is started again" if isinstance(event, Died) else event.hint
-                say(f"headrace: {one_line(event.message, hint)}", err=True)
+    if isinstance(event, LoadProgress):
+        progress(event.stage, event.done, event.total)
+    elif isinstance(event, Ready):
+        progress.clear()
+        # `announced_address` in engine/server_process.py reads the address after the last " at " of this line, which
+        # has to be the first one on standard output.
+        say(f"headrace: {event.card.name} at {url}")
+        sys.stdout.flush()
+    elif isinstance(event, Damaged | Died) or (isinstance(event, Failed) and event.id is None):
+        progress.clear()
+        hint = "it is started again" if isinstance(event, Died) else event.hint
+        say(f"headrace: {one_line(event.message, hint)}", err=True)
 
 
 def _names(value: str | None) -> tuple[str, ...] | None:

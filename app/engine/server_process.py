@@ -42,7 +42,7 @@ def server_process(arguments: Sequence[str], key: str | None) -> Iterator[str]:
 def announced_address(server: "subprocess.Popen[bytes]", errors: IO[bytes]) -> str:
     """Wait for the line with a server's address, and return it. Raises the error that the server ended with."""
     assert server.stdout is not None
-    # The line is `headrace: MODEL at URL`, printed by `_Announcer.show` in cli/serve.py. The last " at " splits it: a
+    # The line is `headrace: MODEL at URL`, printed by `_announce` in cli/serve.py. The last " at " splits it: a
     # model's name may contain one, an address has no spaces. The line is empty if the server has ended before.
     _, at, url = server.stdout.readline().decode().strip().rpartition(" at ")
     if not at:

@@ -1,10 +1,12 @@
-"""Text of an answer, appended to a stream as it comes: for pipes, dumb terminals and screen readers.
+"""Text of an answer, sanitised and appended to a stream as it comes: for pipes, dumb terminals and screen readers.
 
 `headrace run` and the line chat print through it. `rendered_markdown.MarkdownOutput` has the same two methods and draws
 lines again.
 """
 
 from collections.abc import Callable
+
+from headrace.app.output.sanitise import Sanitiser
 
 
 class PlainOutput:
@@ -13,13 +15,15 @@ class PlainOutput:
     def __init__(self, append: Callable[[str], None]) -> None:
         """append: takes text for the terminal."""
         self._append = append
+        self._sanitiser = Sanitiser()
         self._at_line_start = True
 
     def write(self, text: str) -> None:
-        """Add sanitised text."""
-        if text:  # a sanitiser returns nothing for the second half of CR LF: the line has ended before
-            self._at_line_start = text.endswith("\n")
-            self._append(text)
+        """Add text of a model."""
+        safe = self._sanitiser.feed(text)
+        if safe:  # the second half of CR LF gives nothing: the line has ended before
+            self._at_line_start = safe.endswith("\n")
+            self._append(safe)
 
     def end(self) -> None:
         """End the line; other output may follow."""

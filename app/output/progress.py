@@ -2,6 +2,8 @@
 
 with drawn_progress() as progress:
     resolve(name, progress=progress)
+
+A program that prints other lines meanwhile takes a `stage_progress`, and calls its `clear` before them.
 """
 
 import sys
@@ -12,7 +14,7 @@ from contextlib import contextmanager
 
 from headrace.app.output.sanitise import sanitise
 from headrace.app.output.terminal import can_redraw, table_width
-from headrace.models.registry.progress import Progress, silent
+from headrace.models.registry.progress import Progress
 from headrace.runtime.metrics.units import format_bytes, format_long, percent
 
 _DRAW_S = 0.1  # between two drawings of a line, unless the stage changes
@@ -53,19 +55,30 @@ class RedrawnLine:
             self._width = 0
 
 
-@contextmanager
-def drawn_progress(*, quiet: bool = False) -> Iterator[Progress]:
-    """Yield a sink for progress reports from any thread; its line is cleared on exit."""
+class StageProgress:
+    """A sink for progress reports from any thread (`models.registry.progress.Progress`). This one draws nothing."""
+
+    def __call__(self, stage: str, done: int, total: int | None, /) -> None: ...
+
+    def clear(self) -> None:
+        """Erase the line, and forget the stage; the next report draws a line again."""
+
+
+def stage_progress(*, quiet: bool = False) -> StageProgress:
+    """Return the sink for standard error: nothing if `quiet`, a line on a terminal, a line per stage elsewhere."""
     if quiet:
-        yield silent
-    elif can_redraw(sys.stderr):
-        drawing = _Drawing()
-        try:
-            yield drawing
-        finally:
-            drawing.line.clear()
-    else:
-        yield _Log()
+        return StageProgress()
+    return _Drawing() if can_redraw(sys.stderr) else _Log()
+
+
+@contextmanager
+def drawn_progress(*, quiet: bool = False) -> Iterator[StageProgress]:
+    """Yield a `stage_progress`, which is cleared on exit."""
+    line = stage_progress(quiet=quiet)
+    try:
+        yield line
+    finally:
+        line.clear()
 
 
 class NumberedStages:
@@ -86,11 +99,11 @@ class NumberedStages:
         self._progress(self._stage, 0, None)
 
 
-class _Drawing:
+class _Drawing(StageProgress):
     """A status line with bar, bytes, speed and time left; elapsed time if the total is unknown."""
 
     def __init__(self) -> None:
-        self.line = RedrawnLine(quiet=False)
+        self._line = RedrawnLine(quiet=False)
         self._lock = threading.Lock()
         self._stage: str | None = None
         self._first = 0  # bytes done when the stage began, such as of a resumed download: not part of the speed
@@ -107,7 +120,12 @@ class _Drawing:
             elif now - self._drawn_at < _DRAW_S:
                 return
             self._drawn_at = now
-            self.line.draw(self._text(done, total, now - self._started))
+            self._line.draw(self._text(done, total, now - self._started))
+
+    def clear(self) -> None:
+        with self._lock:
+            self._stage = None
+            self._line.clear()
 
     def _text(self, done: int, total: int | None, seconds: float) -> str:
         stage = sanitise(str(self._stage))
@@ -123,7 +141,7 @@ class _Drawing:
         return " · ".join(parts)
 
 
-class _Log:
+class _Log(StageProgress):
     """A plain line when a stage begins, and regularly with the share that is done, if its total is known."""
 
     def __init__(self) -> None:
@@ -142,3 +160,7 @@ class _Log:
             self._stage = stage
             self._logged_at = now
             print(f"{sanitise(stage)}{share} ...", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._stage = None

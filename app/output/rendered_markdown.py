@@ -12,6 +12,7 @@ from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.app.output.markdown_parser import image_text, parser
+from headrace.app.output.sanitise import Sanitiser
 from headrace.app.output.terminal import console
 
 if TYPE_CHECKING:
@@ -44,14 +45,15 @@ class MarkdownOutput:
     def __init__(self, append: Callable[[str], None]) -> None:
         """append: takes text and escape sequences for the terminal."""
         self._append = append
+        self._sanitiser = Sanitiser()
         self._source = ""  # of the growing blocks, drawn or not
         self._drawn: list[RenderedLine] = []  # lines of them on the screen
         self._has_finished = False  # blocks stand above
         self._draws_at = 0.0  # earliest time of the next drawing
 
     def write(self, text: str) -> None:
-        """Add sanitised text. It is drawn at once, or by a later call of `write` or `end`."""
-        self._source += text
+        """Add text of a model. It is drawn at once, or by a later call of `write` or `end`."""
+        self._source += self._sanitiser.feed(text)
         begin = time.perf_counter()
         if begin < self._draws_at:
             return

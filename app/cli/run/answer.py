@@ -25,7 +25,7 @@ from headrace.app.cli.say import say
 from headrace.app.config.settings import load_settings
 from headrace.app.output.plain_output import PlainOutput
 from headrace.app.output.progress import RedrawnLine
-from headrace.app.output.sanitise import Sanitiser, sanitise
+from headrace.app.output.sanitise import sanitise
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.loading.decoder_choice import context_length
 from headrace.models.loading.load import LoadedModel
@@ -157,7 +157,6 @@ def print_answer(answer: Answer, parts: Iterable[Part], *, echo: bool, quiet: bo
     quiet: show no progress.
     """
     progress = RedrawnLine(quiet=quiet)
-    sanitiser = Sanitiser()
     output = PlainOutput(_append)
     tells_repetition = sys.stderr.isatty() and not quiet  # once
     for part in parts:
@@ -168,7 +167,7 @@ def print_answer(answer: Answer, parts: Iterable[Part], *, echo: bool, quiet: bo
         progress.clear()
         text = part.content if answer.constrained else part.text
         if echo:
-            output.write(sanitiser.feed(text))
+            output.write(text)
         if tells_repetition and answer.repeats:
             tells_repetition = False
             if sys.stdout.isatty():  # the remark gets a line of its own there; a file keeps the answer as it is

@@ -7,7 +7,7 @@ import pytest
 from rich.live import Live
 
 from headrace.app.bench.show.live import live_view
-from headrace.app.output.progress import NumberedStages, RedrawnLine, drawn_progress
+from headrace.app.output.progress import NumberedStages, RedrawnLine, drawn_progress, stage_progress
 
 
 def test_in_a_pipe_each_stage_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,6 +59,23 @@ def test_wide_characters_are_cut_and_overwritten_by_cells(
     assert capsys.readouterr().err == "\rabc" + 6 * " "
     line.clear()
     assert capsys.readouterr().err == "\r   \r"
+
+
+@pytest.mark.parametrize("on_terminal", [False, True])
+def test_a_stage_is_shown_again_after_its_line_was_cleared(
+    on_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: on_terminal)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    progress = stage_progress()
+    for _load in range(2):
+        for done in range(3):
+            progress("loading weights", done, None)
+        progress.clear()
+        progress.clear()
+    shown = capsys.readouterr().err
+    assert shown.lower().count("loading weights") == 2
+    assert shown.endswith(" \r" if on_terminal else "...\n")
 
 
 def test_numbered_stages_begin_and_tick(capsys: pytest.CaptureFixture[str]) -> None:
