@@ -19,7 +19,7 @@ Each has a one-line message (`str(error)`) and an optional one-line `hint`. A cl
 of the class above it. Tracebacks are shown with HEADRACE_DEBUG=1. This module imports nothing.
 
 A few modules derive a class of their own, such as `RankLostError` (`runtime/ranks/peer_connection.py`).
-tests/runtime/test_errors.py compares this tree with the classes.
+tests/runtime/test_errors.py compares this tree with the classes, tests/app/cli/test_commands.py has exit codes.
 """
 
 

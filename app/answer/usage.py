@@ -4,7 +4,7 @@
 unit. Token counts have OpenAI's names of chat completions; `server.responses` and `server.anthropic` write those of
 their APIs. A new field of `timings` needs a row in docs/server.md, which a test compares.
 
-Guards: tests/app/server/test_openai_chat.py and test_page.py.
+Guards: tests/app/server/test_openai.py and test_page.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,12 +37,14 @@ def openai_usage(ends: Sequence[Finished], count: int = 1) -> dict[str, object]:
     summaries = [end.summary for end in ends]
     prompt = sum(summary.prompt_tokens for summary in summaries[::count])  # each prompt counts once
     completion = sum(summary.completion_tokens for summary in summaries)
-    return {
+    usage: dict[str, object] = {
         **token_counts(prompt, completion),
         "prompt_tokens_details": {"cached_tokens": summaries[0].reused_tokens if summaries else 0},
         "completion_tokens_details": {"reasoning_tokens": sum(end.thinking_tokens for end in ends)},
-        **({"timings": timings(summaries[0])} if summaries else {}),
     }
+    if summaries:
+        usage["timings"] = timings(summaries[0])
+    return usage
 
 
 def finish_reason(end: Finished, calls: Sequence[object]) -> str:
@@ -69,4 +71,6 @@ def named_figures(summary: Summary, *names: str) -> dict[str, object]:
 
 def _figure(value: object, name: str) -> object:
     """Return a figure in the unit that its name ends with. Percentiles are in seconds; None stands for unknown ones."""
-    return in_milliseconds(value) if isinstance(value, Percentiles | None) and name.endswith("_ms") else value
+    if name.endswith("_ms") and isinstance(value, Percentiles | None):
+        return in_milliseconds(value)
+    return value

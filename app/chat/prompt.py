@@ -2,6 +2,8 @@
 
 The chat's answers and prefetches, and `headrace run`, make prompts here alone: equal prompts share their prefix in the
 KV cache, so a message of a branch must give the same text every time.
+
+Guards: tests/app/chat/test_conversation.py and test_session_branch.py.
 """
 
 from collections.abc import Sequence

@@ -3,6 +3,8 @@
 PACKAGE is the folder from which the starting process imported `headrace`. The search path stays unchanged: no folder
 of the user replaces our packages, and no module next to headrace replaces one of the standard library. DESCRIPTOR is
 the number of the inherited socket. `EngineLink` builds this command.
+
+tests/app/engine/test_client.py starts engines by it.
 """
 
 import importlib.util

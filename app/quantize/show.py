@@ -1,4 +1,7 @@
-"""The result of `headrace quantize` for people."""
+"""The result of `headrace quantize` for people.
+
+tests/app/quantize/test_quantize.py reads the lines.
+"""
 
 from functools import partial
 

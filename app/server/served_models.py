@@ -6,6 +6,7 @@ least recently used ones unloaded, once their answers have ended. Each model get
 A request waits in `ready` for its model's stay: from the wait for room (`_admit`) through loading to unloading.
 Requests share a stay, and a new one begins if the last is ending. `tests/app/server/test_served_models.py` has the
 races.
+tests/app/server/test_several_models.py has real engines.
 """
 
 import asyncio

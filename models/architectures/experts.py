@@ -1,6 +1,7 @@
 """Mixtures of experts in a config.json, as several families state them.
 
 A family whose config has other keys hands them over under DeepSeek's: `Fields({**values, "n_group": ...})`.
+tests/parity/test_mlx_lm_families.py compares logits.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,8 @@
 """Families with LayerNorm: Phi-2, Phi MoE, StarCoder, StableLM, Nemotron 4, Falcon, GPT-2, GPT-NeoX, GPT-J, DBRX.
 
 A family has a section here: its names of tensors, then the functions of its row. The rows follow at the end.
+
+tests/parity/test_mlx_lm_families.py compares logits; tests/models/architectures/test_config.py guards what is refused.
 """
 
 from dataclasses import replace

@@ -1,6 +1,7 @@
 """Recurrent mixing in a config.json, as several families state it: gated delta networks, Mamba-2.
 
 A family names one of these as `Architecture.mixer`, and the layers that have it as `Architecture.recurrent`.
+tests/parity/test_mlx_lm_families.py compares logits.
 """
 
 import sys

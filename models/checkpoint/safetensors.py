@@ -3,6 +3,8 @@
 `open_checkpoint(path)` checks config.json, the optional shard index and every shard's header, alone and against each
 other. Loading code may rely on these checks. A directory that names code to run (model files, pickles) is refused.
 All errors are CheckpointError or UnsupportedModelError, and nothing is written.
+
+Guards: tests/models/checkpoint/test_safetensors.py and tests/faults/test_checkpoints.py.
 """
 
 import os

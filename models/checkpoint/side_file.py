@@ -2,6 +2,8 @@
 
 Only regular files up to a size limit are read: a path can name a pipe, an endless device or a huge sparse file. A link
 must not lead out of the model's directory.
+
+Guards: tests/faults/test_side_files.py and tests/models/checkpoint/test_safetensors.py.
 """
 
 import os

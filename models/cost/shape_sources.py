@@ -6,6 +6,8 @@
     shape_of_decoder(config, ...)   a decoder's configuration and one quantization for all matrices
 
 All raise UnsupportedModelError for an architecture with unknown matrices, CheckpointError for contradictory values.
+
+Guards: tests/models/cost/test_costs.py and test_step_shape.py.
 """
 
 import re

@@ -4,6 +4,8 @@ Matrices count as a whole for every product, so those of layers that run several
 experts count by the share that the router's indices select, tables by the gathered part. Rows looked up by the token
 itself do not count, and unused parameters have no share. If a step cannot be traced, tables are recognised by their
 class, and the share of experts follows from the config.
+
+tests/models/mlx_lm/test_costs.py guards this.
 """
 
 from collections import defaultdict

@@ -7,6 +7,9 @@ one node (`Decoder._fuse`), with the same bits.
 
 Dimensions: B sequences, T new tokens, E hidden size, F feed-forward size, H query heads, Hkv key-value heads, D head
 size, V vocabulary.
+
+Guards: tests/parity/test_numpy_decoder.py and test_mlx_lm_families.py for logits, tests/models/cost/test_costs.py
+for bytes and FLOPs.
 """
 
 from copy import copy

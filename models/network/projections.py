@@ -1,6 +1,8 @@
 """Projections from and to the residual stream, with the norms before and after them: steps of `Decoder._block`.
 
 Dimensions: B sequences, T new tokens, E hidden size, H query heads, Hkv key-value heads, D head size.
+
+tests/parity/test_mlx_lm_families.py compares logits.
 """
 
 from collections.abc import Sequence

@@ -2,6 +2,7 @@
 
 `layers` calls the functions here. Sizes and names are those of `network.tensors`; `decoder` and `rwkv_decoder` run the
 layers. E = width, C = channels of a convolution, H = heads of an RWKV-7 layer, D = their size.
+tests/parity/test_mlx_lm_families.py compares logits.
 """
 
 from dataclasses import replace

@@ -4,6 +4,8 @@
 places where the layers would have had them: after the projections into attention, and after mixers.
 
 Dimensions: B sequences, T new tokens, H and Hkv heads of this rank, D head size.
+
+tests/models/network/test_ranks.py compares divided networks with whole ones.
 """
 
 from collections.abc import Sequence

@@ -2,6 +2,9 @@
 
 headrace.json stores them as "files": {name: {"bytes": size, "sha256": digest}}, with names relative to the folder of
 the weights. Results of checks are cached by path, size, modification time and inode (`note_checked`).
+
+Guards: tests/models/registry/test_background_check.py and test_resolve.py; tests/app/cli/test_batch.py for a model
+that changes under a batch.
 """
 
 import hashlib

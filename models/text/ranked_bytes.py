@@ -3,6 +3,8 @@
 Two neighbours merge if their union is a token, the lowest rank first, so ranks define the merges. tekken.json states
 the pattern that splits words. tiktoken files leave it to model code, which is never run here, so the patterns of
 known families are listed.
+
+tests/models/text/test_other_formats.py guards this.
 """
 
 import base64

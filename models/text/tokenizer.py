@@ -2,6 +2,8 @@
 
 User text never becomes control tokens in `encode`, `encode_prompt` or message contents (see `control_tokens`), and
 ordinary text gets the same ids as in transformers. Instances are immutable and thread-safe.
+
+Guards: tests/models/text/test_tokenizer.py and test_control_tokens.py.
 """
 
 import itertools

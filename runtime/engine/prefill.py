@@ -6,7 +6,7 @@ Working memory is freed at the end.
 
 The engine's steps feed prompts by `ChunkBudget`, `chunk_end` and `feed`. `prefill` and `prefill_prompt` run outside of
 steps: for the expected next prompt, for draft models and for measurements. tests/runtime/engine/test_prefill.py
-guards the budgets.
+guards the budgets, test_step_loop.py the entries.
 """
 
 import time

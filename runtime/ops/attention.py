@@ -5,7 +5,8 @@ kernel is forced, or the queries attend in pieces.
 
 `reference.attend`, `packed`, `slots` and the sparse kinds build on `placed_heads`, `sdpa_mask` and `attention`. Sizes
 of heads and queries below are those of MLX's kernels: they follow MLX's sources, and change with its version.
-tests/runtime/ops/test_attention_scores.py bounds the memory.
+tests/runtime/ops/test_attention.py bounds the memory; tests/parity/test_numpy_decoder.py and
+tests/models/network/test_rope.py compare results with plain computations.
 B = batch, T = new tokens, S = visible entries, H and Hkv = query and key-value heads, D = head size.
 """
 

@@ -4,7 +4,8 @@ Signatures and shapes are those of `runtime.ops.reference`. Activations are floa
 an unprepared weight, a head size that is no multiple of 16) run on the reference; `status()` counts them by reason.
 
 `native_plans` converts parameters into the kernels' form, once each. The C++ functions are declared in
-runtime/_native.pyi. Any row has the same bits in every batch (tests/runtime/ops/test_native_row_bits.py).
+runtime/_native.pyi. Guards: tests/runtime/ops/test_native_kernels.py compares with the reference;
+test_native_row_bits.py: any row has the same bits in every batch; tests/models/network/test_routers.py: exact routers.
 """
 
 from collections.abc import Iterator, Sequence

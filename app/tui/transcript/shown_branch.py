@@ -4,6 +4,7 @@ The store is asked for branches only after the branch changed.
 
 `ChatView.sync` calls both methods with every poll that has news. Indices are those of the shown list, which may have
 the context mark and a placeholder for an answer without text, so they are not those of the conversation.
+tests/tui/test_chat.py guards this.
 """
 
 from dataclasses import replace

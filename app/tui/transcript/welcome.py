@@ -2,6 +2,7 @@
 
 `ChatView` gives the lines to `Transcript.welcome`, which centres them. Names come from catalogs and files, so they are
 sanitised here.
+tests/tui/test_sample_model.py guards this.
 """
 
 from textual.content import Content

@@ -12,6 +12,8 @@ Methods, by their names in config.json's `quantization_config`:
 
 A new method is a case of `_read`, and a layout in `matrices` and `checkpoint.arrays`, if its values are stored in
 another way.
+
+Guards: tests/models/checkpoint/test_foreign.py and tests/models/mlx_lm/test_deepseek_v41.py.
 """
 
 from collections.abc import Mapping

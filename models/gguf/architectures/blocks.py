@@ -1,7 +1,7 @@
 """Table of the tensors of blocks that many architectures share: norms, attention, feed-forwards, experts, tables.
 
 Keys are names of tensors in files of llama.cpp, below "blk.N."; values are their places in a model's class. A change
-here changes every row that has the block: `tests/models/gguf` converts a small file of each.
+here changes every row that has the block: tests/models/gguf/test_layered.py converts a small file of each.
 """
 
 from dataclasses import replace

@@ -40,6 +40,8 @@ has these rules in Gemma's form, in another order. `pairs` returns `first4x0`.
     jsonvaluevalue4x0ox0u1: %json {"type": "null", "x-guidance": ...}
     value4x1: "[" (value4x1i ("," value4x1i){0,2})? "]"
     value4x1i: "1" | "2"
+
+tests/models/text/tools/test_forms.py and test_round_trip.py guard this.
 """
 
 from abc import ABC, abstractmethod

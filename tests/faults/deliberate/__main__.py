@@ -3,13 +3,15 @@
     python -m tests.faults.deliberate                  # the whole list
     python -m tests.faults.deliberate --sample 20      # every n-th fault
     python -m tests.faults.deliberate ID ...           # these
+    python -m tests.faults.deliberate --guards 5       # by the five nearest guards of each file (tests/guards.py)
 
-Prints a line for each fault: caught, NOT CAUGHT, error (the tests could not be collected) or hung.
-Exit code 1 unless all were caught.
+Prints a line for each fault: caught and the first test that failed, NOT CAUGHT, error (the tests could not be
+collected) or hung. Exit code 1 unless all were caught.
 """
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,18 +19,28 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import mlx.core as mx
 
 from headrace.runtime import _native
 from tests.faults.deliberate.faults import ROOT, Fault, faults
+from tests.guards import Imports
 
 _LIMIT_S = 900
-_RESULTS = {0: "NOT CAUGHT", 1: "caught"}
+_RESULTS = {0: "NOT CAUGHT", 1: "caught"}  # by pytest's exit code
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)  # FAILED tests/app/test_a.py::test_b - ValueError
 # An editable installation finds the packages of the original tree first.
 _SITE = """import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if not type(finder).__name__.startswith("ScikitBuild")]
 """
+
+
+class Outcome(NamedTuple):
+    """A run of tests against one fault. test: the first that failed, "" if none did."""
+
+    result: str
+    test: str = ""
 
 
 def environment(tree: Path) -> dict[str, str]:
@@ -55,24 +67,27 @@ def copy_tree(target: Path) -> None:
     assert Path(found.stdout.strip()).is_relative_to(target), f"the copy is not used: {found.stdout}{found.stderr}"
 
 
-def run_tests(tree: Path, tests: Sequence[str]) -> str:
-    """Return the result of the tests in `tree`."""
+def run_tests(tree: Path, tests: Sequence[str]) -> Outcome:
+    """Run tests in `tree` until one fails."""
     options = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "--hypothesis-profile", "faults"]
     command = [sys.executable, "-m", "pytest", *options, *tests]
     try:
-        done = subprocess.run(command, cwd=tree, env=environment(tree), capture_output=True, timeout=_LIMIT_S)
+        done = subprocess.run(
+            command, cwd=tree, env=environment(tree), capture_output=True, text=True, timeout=_LIMIT_S
+        )
     except subprocess.TimeoutExpired:
-        return "hung"
-    return _RESULTS.get(done.returncode, "error")
+        return Outcome("hung")
+    failed = _FAILED.search(done.stdout)
+    return Outcome(_RESULTS.get(done.returncode, "error"), failed[1] if failed else "")
 
 
-def check(tree: Path, fault: Fault) -> str:
-    """Apply the fault, run its tests, restore the file; return the result."""
+def check(tree: Path, fault: Fault, tests: Sequence[str]) -> Outcome:
+    """Apply the fault, run tests, restore the file."""
     file = tree / fault.file
     original = file.read_text(encoding="utf-8")
     try:
         file.write_text(fault.applied(tree), encoding="utf-8")
-        return run_tests(tree, fault.tests)
+        return run_tests(tree, tests)
     finally:
         file.write_text(original, encoding="utf-8")
 
@@ -90,23 +105,28 @@ def main() -> int:
     parser.add_argument("ids", nargs="*", metavar="ID")
     parser.add_argument("--sample", type=int, metavar="N", help="N faults, evenly spread over the list")
     parser.add_argument("--clean", action="store_true", help="the tests on the unchanged tree instead")
+    parser.add_argument("--guards", type=int, metavar="N", help="the N nearest guards of each file, not its tests here")
     arguments = parser.parse_args()
     wanted = chosen(arguments.ids, arguments.sample)
+    tests_of = {fault.id: fault.tests for fault in wanted}
+    if arguments.guards:
+        imports = Imports()
+        tests_of = {fault.id: tuple(imports.guards(fault.file)[: arguments.guards]) for fault in wanted}
     with tempfile.TemporaryDirectory(prefix="headrace-faults-") as folder:
         tree = Path(folder) / "tree"
         copy_tree(tree)
         if arguments.clean:
-            tests = sorted({test for fault in wanted for test in fault.tests})
-            clean = run_tests(tree, tests)
+            clean = run_tests(tree, sorted({test for tests in tests_of.values() for test in tests})).result
             print({"NOT CAUGHT": "all pass"}.get(clean, "not all pass"))
             return clean != "NOT CAUGHT"
-        results = []
+        num_caught = 0
         for fault in wanted:
             begun = time.monotonic()
-            results.append(check(tree, fault))
-            print(f"{results[-1]:10}  {time.monotonic() - begun:5.0f} s  {fault.id}  {fault.file}", flush=True)
-    print(f"{results.count('caught')} of {len(results)} caught")
-    return results.count("caught") != len(results)
+            result, test = check(tree, fault, tests_of[fault.id])
+            num_caught += result == "caught"
+            print(f"{result:10}  {time.monotonic() - begun:5.0f} s  {fault.id}  {fault.file}  {test}", flush=True)
+    print(f"{num_caught} of {len(wanted)} caught")
+    return num_caught != len(wanted)
 
 
 if __name__ == "__main__":

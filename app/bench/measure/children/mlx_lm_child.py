@@ -2,6 +2,8 @@
 
 It runs as users call it: its own prefill step size, its own wired memory limit. Several sequences use its batch
 generator. MLX has no thread setting. Protocol: `app.bench.measure.children`.
+
+tests/app/cli/test_bench.py runs it.
 """
 
 import json
