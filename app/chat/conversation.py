@@ -8,10 +8,10 @@ for a while. Its parts store and count (`answer_writer.py`, `session_branch.py`,
 `context_trimming.py`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, cast
 
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.chat.answer_setup import WARMER, question_of, resampled, settings_used, stored_options
@@ -49,6 +49,22 @@ DISK_CHOICES: tuple[tuple[DiskChoice, str, str], ...] = (
     ("unsaved", "u", "go on; nothing more is saved"),
 )
 """Choices after the disk of the sessions was full."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenQuestion:
+    """A decision that only the user can make; both chats ask it.
+
+    title: in a few words; no two open questions have the same.
+    text: sentences.
+    answers: result, key and description of each.
+    resolve: carries out the result that was chosen. Raises HeadraceError.
+    """
+
+    title: str
+    text: str
+    answers: Sequence[tuple[str, str, str]]
+    resolve: Callable[[str], None]
 
 
 class Conversation:
@@ -101,6 +117,31 @@ class Conversation:
         if self.engine.state not in ("dead", "failed"):
             return None
         return (self.notice or "the engine is not running").rstrip(".")
+
+    @property
+    def questions(self) -> list[OpenQuestion]:
+        """What the user has to decide: about a full context, then about a full disk."""
+        questions = []
+        full = self.trimming.question
+        if full is not None and self.phase == "idle":
+            questions.append(
+                OpenQuestion(
+                    "the context is full",
+                    full.text,
+                    full.answers,
+                    lambda choice: self.resolve(cast(ContextChoice, choice)),
+                )
+            )
+        if self.store.db.full:
+            questions.append(
+                OpenQuestion(
+                    "the disk is full",
+                    f"The sessions in {self.store.db.path} cannot be written. What you see is kept until you quit.",
+                    DISK_CHOICES,
+                    lambda choice: self.resolve_full_disk(cast(DiskChoice, choice)),
+                )
+            )
+        return questions
 
     @property
     def context_limit(self) -> int | None:

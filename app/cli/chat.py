@@ -27,7 +27,6 @@ from headrace.app.cli.model_options import (
     model_option,
 )
 from headrace.app.cli.say import say
-from headrace.app.config.load_options import ModelSpec
 from headrace.runtime.errors import FullDiskError, HeadraceError, UsageError
 
 if TYPE_CHECKING:
@@ -118,10 +117,16 @@ def chat(given: ChatOptions) -> int:
         except FullDiskError:
             store.go_unsaved()
             session = _session(store, given, settings)
-        spec = given.load.spec(settings, draft)
-        if given.inline or os.environ["TERM"] == "dumb":
-            return _line_chat(store, session, settings, _engine_of(given), spec)
-        return _screen_chat(store, session, settings, _engine_of(given), spec)
+        new_engine = _engine_of(given)
+        by_line = given.inline or os.environ["TERM"] == "dumb"
+        if not by_line:
+            gc.disable()  # until the first frame, which is a tenth sooner; the app enables it
+        from headrace.app.chat.conversation import Conversation
+
+        conversation = Conversation(new_engine(), store, session, given.load.spec(settings, draft))
+        if by_line:
+            return _line_chat(conversation, settings)
+        return _screen_chat(conversation, settings, new_engine)
 
 
 def _engine_of(given: ChatOptions) -> "Callable[[], ChatEngine]":
@@ -139,80 +144,45 @@ def _engine_of(given: ChatOptions) -> "Callable[[], ChatEngine]":
     return partial(RemoteEngine, HTTPAddress(given.connect, given.api_key or environment.api_key()), given.model)
 
 
-def _line_chat(
-    store: "SessionStore",
-    session: "Session",
-    settings: "Settings",
-    engine: "Callable[[], ChatEngine]",
-    spec: ModelSpec,
-) -> int:
+def _line_chat(conversation: "Conversation", settings: "Settings") -> int:
     """Chat line by line. Raises SessionError if the last answer cannot be stored."""
-    from headrace.app.chat.conversation import Conversation
     from headrace.app.line_chat.chat import LineChat
-    from headrace.app.line_chat.loop import run_line_chat
     from headrace.app.line_chat.terminal import LineTerminal
     from headrace.app.output.plain_output import PlainOutput
-    from headrace.app.output.progress import drawn_progress
     from headrace.app.output.rendered_markdown import MarkdownOutput
     from headrace.app.output.terminal import can_redraw
 
     redraws = can_redraw(sys.stdout)
     terminal = LineTerminal(hides_typing=redraws)
+    output = MarkdownOutput if redraws else PlainOutput
     with terminal.interrupts_noted():
-        chat = LineChat(
-            Conversation(engine(), store, session, spec),
-            terminal,
-            output=MarkdownOutput if redraws else PlainOutput,
-            show_thinking=settings.chat.show_thinking,
-            progress=drawn_progress,
-        )
+        chat = LineChat(conversation, terminal, output=output, show_thinking=settings.chat.show_thinking)
         try:
-            run_line_chat(chat)
+            chat.run()
         finally:
             chat.close()
-    if store.unsaved is not None and not store.save_again():
-        say(f"headrace: {store.unsaved}", err=True)
-    else:
-        _say_saved(chat.conversation)
+    _say_end(chat.conversation)
     return 0
 
 
-def _screen_chat(
-    store: "SessionStore",
-    session: "Session",
-    settings: "Settings",
-    engine: "Callable[[], ChatEngine]",
-    spec: ModelSpec,
-) -> int:
+def _screen_chat(conversation: "Conversation", settings: "Settings", new_engine: "Callable[[], ChatEngine]") -> int:
     """Chat on the whole screen. Raises SessionError if the last answer cannot be stored."""
-    gc.disable()  # until the first frame, which is a tenth sooner; the app enables it
     from headrace.app.tui.app import HeadraceApp
     from headrace.app.tui.metrics.machine_watch import MachineWatch
 
-    engines = [engine()]
+    engines = [conversation.engine]
 
     def second_engine() -> "ChatEngine":
-        engines.append(engine())
+        engines.append(new_engine())
         return engines[-1]
 
-    app = HeadraceApp(
-        engines[0],
-        store,
-        session,
-        settings=settings,
-        warning=store.unsaved,
-        watch=MachineWatch(lambda: [os.getpid(), *(engine.pid for engine in engines if engine.pid)]),
-        second_engine=second_engine,
-        spec=spec,
-    )
+    watch = MachineWatch(lambda: [os.getpid(), *(engine.pid for engine in engines if engine.pid)])
+    app = HeadraceApp(conversation, settings=settings, watch=watch, second_engine=second_engine)
     try:
         app.run(mouse=settings.screen.mouse)
     finally:
         app.state.close()
-    if store.unsaved is not None and not store.save_again():
-        say(f"headrace: {store.unsaved}", err=True)
-    elif app.state.store_error is None and app.crash is None:
-        _say_saved(app.state.conversation)
+    _say_end(app.state.conversation, failed=app.state.store_error is not None or app.crash is not None)
     if app.state.store_error is not None:
         raise app.state.store_error
     if app.crash is not None:
@@ -221,10 +191,17 @@ def _screen_chat(
     return app.return_code or 0
 
 
-def _say_saved(conversation: "Conversation") -> None:
-    """Print the command that continues the conversation, unless it is empty."""
+def _say_end(conversation: "Conversation", *, failed: bool = False) -> None:
+    """Print the command that continues the conversation, or that nothing is saved.
+
+    What was kept in memory on a full disk is written now, if there is room again.
+    failed: the chat ends with an error, which names the way on.
+    """
+    store = conversation.store
     session = conversation.session
-    if conversation.messages or session.draft:
+    if store.unsaved is not None and not store.save_again():
+        say(f"headrace: {store.unsaved}", err=True)
+    elif not failed and (conversation.messages or session.draft):
         unsent = " (with unsent text)" if session.draft else ""
         say(f"saved: headrace chat --resume {session.id}{unsent}", err=True)
 

@@ -1,30 +1,41 @@
-"""A conversation on lines: streamed answers, notices and questions.
+"""The chat line by line: a loop over a `Conversation` that reads a line, carries it out, and prints what comes of it.
 
-`loop.py` reads lines and calls actions of the `Conversation` through `LineChat.answer`, which polls it until the answer
-is there. An `AnswerPrinter` prints each answer: it gets the last message of the branch at every poll. Everything that
-both chats do is in `app.chat`.
+`headrace chat` makes a `LineChat` for TERM=dumb and screen readers, or with --inline. Slash commands are those of the
+chat's table (`app.chat.commands`): a row of `ACTIONS`, or a function in `IN_EVERY_CHAT` there. A command without either
+needs the full screen. tests/app/line_chat/ has all of them over a scripted engine.
 """
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import cast
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from headrace.app.answer.phrases import ENDINGS, summary_phrases
 from headrace.app.answer.repetition import REPEATS
-from headrace.app.chat.context_trimming import ContextChoice
-from headrace.app.chat.conversation import DISK_CHOICES, Conversation, DiskChoice
-from headrace.app.engine.events import LoadProgress, one_line
+from headrace.app.chat.commands import (
+    COMMANDS,
+    IN_EVERY_CHAT,
+    attach,
+    last_message,
+    message_text,
+    message_to_edit,
+    parse_command,
+    summary_to_edit,
+    switch_branch,
+    undo_trimming,
+)
+from headrace.app.chat.conversation import Conversation
+from headrace.app.chat.session_branch import new_session
+from headrace.app.engine.events import Delta, LoadProgress, Repeats, one_line
 from headrace.app.line_chat.terminal import PROMPT, LineTerminal
 from headrace.app.output.plain_output import PlainOutput
+from headrace.app.output.progress import stage_progress
 from headrace.app.output.rendered_markdown import MarkdownOutput
-from headrace.app.output.sanitise import Sanitiser
 from headrace.app.sessions.records import Message
-from headrace.models.registry.progress import Progress, silent
-from headrace.runtime.errors import HeadraceError
+from headrace.runtime.errors import HeadraceError, UsageError
 
-AnswerOutput = PlainOutput | MarkdownOutput
 _POLL_S = 0.05  # between two polls: text appears within that time
+_TWICE_S = 2.0  # within which a second Ctrl-C at the prompt leaves
+_LISTED = 20  # sessions
 # Next steps by the engine's state, after a failure.
 _WAYS_OUT = {
     "failed": "/restart tries again, /model NAME takes another model",
@@ -32,113 +43,49 @@ _WAYS_OUT = {
 }
 
 
-class AnswerPrinter:
-    """Prints the answers that come after a message, and the continuation of this message itself."""
-
-    def __init__(
-        self, terminal: LineTerminal, output: AnswerOutput, last: Message | None, *, show_thinking: bool
-    ) -> None:
-        """Take the outputs.
-
-        terminal: for remarks and figures.
-        output: for the answer's text.
-        last: the last message, whose text is printed already; None: nothing is.
-        show_thinking: print thinking, too.
-        """
-        self._terminal = terminal
-        self._output = output
-        self._show_thinking = show_thinking
-        self._sanitiser = Sanitiser()
-        self._id = None if last is None else last.id  # of the message that `_printed` counts
-        self._printed = 0 if last is None else len(self._text(last))  # characters of `_text`, thinking included
-        self._is_new = False  # something was printed
-
-    def show(self, message: Message | None) -> None:
-        """Print the new text of the message, if it is an answer."""
-        if message is None or message.role != "assistant":
-            return
-        if message.id != self._id:
-            self._id = message.id
-            self._printed = 0
-        text = self._text(message)
-        new = text[self._printed :]
-        self._printed = len(text)
-        if new:
-            self._is_new = True
-            self._output.write(self._sanitiser.feed(new))
-
-    def remark(self, text: str) -> None:
-        """Print a line between two parts of the answer."""
-        self._output.end()
-        self._terminal.say(text)
-
-    def end(self, message: Message | None) -> None:
-        """End the answer, with its figures if it has any."""
-        self._output.end()
-        if message is None or message.id != self._id or not self._is_new:
-            return
-        facts = [] if message.metrics is None else summary_phrases(message.metrics)
-        ending = ENDINGS.get(message.finish_reason or "")
-        if ending is not None:
-            _mark, words = ending
-            facts.append(words)
-        if facts:
-            self._terminal.say(f"({', '.join(facts)})")
-
-    def _text(self, message: Message) -> str:
-        """Return the answer as it is printed; text that is added to the answer only extends it.
-
-        `show` depends on this: it prints what follows the first `_printed` characters.
-        """
-        answer = message.by_kind
-        if answer.thinking is None:
-            return answer.content
-        text = "(thinking)\n"
-        if self._show_thinking:
-            text += answer.thinking
-        if answer.is_open:
-            return text
-        if not text.endswith("\n"):
-            text += "\n"
-        return f"{text}(answer)\n{answer.content}"
-
-
 class LineChat:
-    """One conversation at a time.
-
-    attached: `/file` lines for the next message.
-    show_thinking: print thinking.
-    ended: /quit was typed.
-    """
+    """One conversation at a time. A method with an `argument` is a command; it raises HeadraceError if refused."""
 
     def __init__(
         self,
         conversation: Conversation,
         terminal: LineTerminal,
         *,
-        output: Callable[[Callable[[str], None]], AnswerOutput] = PlainOutput,
+        output: Callable[[Callable[[str], None]], PlainOutput | MarkdownOutput] = PlainOutput,
         show_thinking: bool = False,
-        progress: Callable[[], AbstractContextManager[Progress]] = lambda: nullcontext(silent),
     ) -> None:
-        """Take the parts of a chat.
-
-        output: makes the output of an answer's text.
-        progress: opens a sink for the reports of loading.
-        """
+        """Take the parts of a chat. output: makes the output of answers' text, from a function that appends text."""
         self.conversation = conversation  # /new replaces it, with the same engine and store
-        self.terminal = terminal
-        self.show_thinking = show_thinking
-        self.attached = ""
-        self.ended = False
-        self._output = output
-        self._progress = progress
-        self._shown: str | None = None  # the latest notice
+        self._terminal = terminal
+        self._say = terminal.say
+        self._output = output(terminal.write)
+        self._progress = stage_progress()  # of a load
+        self._show_thinking = show_thinking
+        self._attached = ""  # `/file` lines for the next message
+        self._ended = False  # /quit was typed
+        self._thinks = False  # the latest text of the answer is thinking
+        self._has_text = False  # the answer has printed some
+        self._notice: str | None = None  # the latest that was printed
 
-    @property
-    def last(self) -> Message | None:
-        """The last message of the branch."""
-        messages = self.conversation.messages
-        return messages[-1] if messages else None
+    def run(self) -> None:
+        """Load the model, then read lines and carry them out until Ctrl-D or /quit."""
+        interrupted_at = float("-inf")
+        self._greet()
+        self._answer(self.conversation.load_model)
+        while not self._ended:
+            try:
+                self._carry_out(self._terminal.read_message())
+            except EOFError:
+                self._say("")
+                return
+            except KeyboardInterrupt:
+                self._say("")
+                if time.monotonic() < interrupted_at + _TWICE_S:
+                    return
+                interrupted_at = time.monotonic()
+                self._say("Ctrl-C again quits, and so does Ctrl-D")
+            except HeadraceError as error:
+                self._show_error(error)
 
     def close(self) -> None:
         """Store an unfinished answer and stop the engine. Raises SessionError if it cannot be stored."""
@@ -147,80 +94,115 @@ class LineChat:
         finally:
             self.conversation.engine.close()
 
+    def _greet(self) -> None:
+        conversation = self.conversation
+        session = conversation.session
+        self._say("headrace, line by line: /help lists the commands, Ctrl-C stops an answer, Ctrl-D ends.")
+        if conversation.store.unsaved is not None:
+            self._say(conversation.store.unsaved)
+        if conversation.messages:
+            self._say(f"session {session.id}, {len(conversation.messages)} messages; the last ones:")
+            self._show_end()
+        if session.draft:
+            self._say(f"typed before and not sent:\n{session.draft.whole}")
+
+    def _carry_out(self, text: str) -> None:
+        """Carry out a line: a slash command, or a message to send. Raises HeadraceError."""
+        invocation = parse_command(text)
+        if invocation is not None:
+            invocation.function(ACTIONS)(self, invocation.rest)
+        elif text.strip():
+            self._answer(lambda: self.conversation.send(self._attached + message_text(text)))
+            self._attached = ""
+
     # -- answers ---------------------------------------------------------------------------------------------------
 
-    def answer(self, ask: Callable[[], object]) -> None:
+    def _answer(self, ask: Callable[[], object]) -> None:
         """Call `ask`, and print text until the model is loaded and no answer is written; Ctrl-C stops the answer."""
-        self.conversation.poll()  # the engine may have died during the wait for a line
+        conversation = self.conversation
+        self._poll()  # the engine may have died during the wait for a line
         self._show_notice()
-        printer = self._printer(self.last)
         ask()
-        self._follow(printer)
-        printer.end(self.last)
+        self._terminal.interrupted()  # forgets an interrupt from before
+        while True:
+            interrupted = self._terminal.interrupted()
+            self._poll()
+            if conversation.phase != "idle":
+                if interrupted:
+                    conversation.stop()
+            elif interrupted or conversation.engine.state != "loading":  # the model goes on loading after Ctrl-C
+                break
+            time.sleep(_POLL_S)
+        self._progress.clear()
+        self._end_answer(conversation.messages[-1] if conversation.messages else None)
         self._show_notice()
         try:
             self._ask_what_is_open()
         except HeadraceError as error:  # the engine may have died meanwhile
-            self.show_error(error)
+            self._show_error(error)
 
-    def _printer(self, last: Message | None) -> AnswerPrinter:
-        """Return a printer of what comes after the message `last`."""
-        return AnswerPrinter(self.terminal, self._output(self.terminal.write), last, show_thinking=self.show_thinking)
+    def _poll(self) -> None:
+        """Take in what the engine sent: print an answer's text, and draw the progress of a load."""
+        turn = self.conversation.writer.turn  # before the poll, which may end it
+        for event in self.conversation.poll():
+            match event:
+                case LoadProgress():
+                    self._progress(event.stage, event.done, event.total)
+                case Repeats():
+                    self._output.end()
+                    self._say(f"({REPEATS}; Ctrl-C stops it)")
+                case Delta() if turn is not None and event.id == turn.id and not turn.summarising:
+                    self._progress.clear()
+                    is_thinking = bool(event.kinds.opening or event.thinking)
+                    self._print(event.thinking if is_thinking else None, event.content)
 
-    def _follow(self, printer: AnswerPrinter) -> None:
-        """Print text until no answer is written and no model is loaded; Ctrl-C stops the answer."""
-        conversation = self.conversation
-        remarks = set[str]()
-        self.terminal.interrupted()  # forgets an interrupt from before
-        while True:
-            interrupted = self._wait_for_model() or self.terminal.interrupted()
-            conversation.poll()
-            printer.show(self.last)
-            if conversation.writer.repeats:
-                remark = f"({REPEATS}; Ctrl-C stops it)"
-            elif conversation.phase == "summarising":
-                remark = "(summarising the oldest turns)"
-            else:
-                remark = ""
-            if remark and remark not in remarks:
-                remarks.add(remark)
-                printer.remark(remark)
-            if conversation.phase == "idle":
-                if interrupted or conversation.engine.state != "loading":  # the model goes on loading after Ctrl-C
-                    return
-            elif interrupted:
-                conversation.stop()
-            time.sleep(_POLL_S)
+    def _print(self, thinking: str | None, content: str) -> None:
+        """Print a part of an answer: of its thinking only the head, unless that is wanted. thinking: None for none."""
+        if thinking is not None:
+            if not self._thinks:
+                self._output.write("(thinking)\n")
+            self._thinks = True
+            self._has_text = True
+            if self._show_thinking:
+                self._output.write(thinking)
+        if content:
+            if self._thinks:
+                self._output.end()
+                self._output.write("(answer)\n")
+            self._thinks = False
+            self._has_text = True
+            self._output.write(content)
 
-    def _wait_for_model(self) -> bool:
-        """Report the progress of a load until it is over; return whether Ctrl-C ended the wait."""
-        conversation = self.conversation
-        if conversation.engine.state != "loading":
-            return False
-        with self._progress() as progress:
-            while conversation.engine.state == "loading":
-                for event in conversation.poll():
-                    if isinstance(event, LoadProgress):
-                        progress(event.stage, event.done, event.total)
-                if self.terminal.interrupted():
-                    return True
-                time.sleep(_POLL_S)
-        return False
+    def _end_answer(self, message: Message | None) -> None:
+        """End the text of an answer, with its figures if it has any."""
+        self._output.end()
+        has_text = self._has_text
+        self._thinks = False
+        self._has_text = False
+        if not has_text or message is None:
+            return
+        facts = [] if message.metrics is None else summary_phrases(message.metrics)
+        ending = ENDINGS.get(message.finish_reason or "")
+        if ending is not None:
+            _mark, words = ending
+            facts.append(words)
+        if facts:
+            self._say(f"({', '.join(facts)})")
 
-    # -- output and questions --------------------------------------------------------------------------------------
-
-    def show_end(self) -> None:
+    def _show_end(self) -> None:
         """Print the last question and its answer."""
         for message in self.conversation.messages[-2:]:
             if message.role == "user":
-                self.terminal.say(PROMPT + message.content)
+                self._say(PROMPT + message.content)
             else:
-                printer = self._printer(None)
-                printer.show(message)
-                printer.end(message)
+                text = message.by_kind
+                self._print(text.thinking, text.content)
+                self._end_answer(message)
 
-    def show_error(self, error: HeadraceError) -> None:
-        self.terminal.say(one_line(str(error), error.hint))
+    # -- notices and questions -------------------------------------------------------------------------------------
+
+    def _show_error(self, error: HeadraceError) -> None:
+        self._say(one_line(str(error), error.hint))
 
     def _show_notice(self) -> None:
         """Print the conversation's notice and the way out of a failure, once."""
@@ -228,23 +210,143 @@ class LineChat:
         notice = conversation.notice
         if (failure := conversation.failure) is not None:
             notice = f"{failure}; {_WAYS_OUT[conversation.engine.state]}"
-        if notice is not None and notice != self._shown:
-            self.terminal.say(notice)
-        self._shown = notice
+        if notice is not None and notice != self._notice:
+            self._say(notice)
+        self._notice = notice
         if conversation.trimming.returned is not None:
             conversation.trimming.returned = None
-            self.terminal.say("the message was not sent")
+            self._say("the message was not sent")
 
     def _ask_what_is_open(self) -> None:
-        """Ask about a full context and a full disk."""
+        """Ask the open questions, and print the answer that goes on."""
+        for question in self.conversation.questions:
+            choice = self._terminal.choose(f"{question.title.capitalize()}. {question.text}", question.answers)
+            if choice is None:
+                continue
+            if choice == "summarise":
+                self._say("(summarising the oldest turns)")
+            question.resolve(choice)
+            if self.conversation.phase != "idle":
+                self._answer(lambda: None)
+
+    def _new_text(self, what: str, old: str, shown: str) -> str | None:
+        """Show a text, and return the one typed in place of it; None if that is empty, the same or given up."""
+        self._say(f"{shown}\nType the new {what}; an empty line leaves it.")
+        text = self._terminal.read_or_leave(PROMPT)
+        return None if text is None or not text.strip() or text == old else text
+
+    # -- commands --------------------------------------------------------------------------------------------------
+
+    def help(self, _argument: str) -> None:
+        for command in COMMANDS:
+            if command.name in ACTIONS:
+                self._say(f"{command.usage}: {command.about}")
+        self._say("Lines pasted at once are one message. A leading // stands for one slash.")
+        self._say('A trailing \\ begins another line; so does Enter between """ and """.')
+        self._say("Ctrl-C stops an answer; Ctrl-D at the prompt ends.")
+
+    def in_every_chat(self, argument: str, *, name: str) -> None:
+        if text := IN_EVERY_CHAT[name](self.conversation, argument):
+            self._say(text)
+
+    def model(self, argument: str) -> None:
+        from headrace.app.chat.download_plan import check_model_name, download_plan  # late: many imports
+
+        if not argument:
+            card = self.conversation.engine.card
+            self._say(f"{card.name if card else 'no model is loaded'}; /model NAME takes another one")
+            return
+        check_model_name(argument)
+        plan = download_plan(argument)
+        if plan is None or self._terminal.agreed(f"{plan.verb} {plan.name}? {plan.download}; {plan.room}"):
+            self._answer(lambda: self.conversation.set_model(argument))
+
+    def think(self, _argument: str) -> None:
+        self._show_thinking = not self._show_thinking
+        self._say(f"thinking is {'printed' if self._show_thinking else 'left out'}")
+
+    def file(self, argument: str) -> None:
+        """Keep a file for the next message."""
+        line, what = attach(argument)
+        self._attached += line
+        self._say(f"{what} attached to the next message")
+
+    def regen(self, _argument: str) -> None:
+        self._answer(self.conversation.regenerate)
+
+    def continue_(self, _argument: str) -> None:
+        self._answer(self.conversation.continue_answer)
+
+    def restart(self, _argument: str) -> None:
+        self._answer(self.conversation.restart_engine)
+
+    def edit(self, argument: str) -> None:
+        message = message_to_edit(self.conversation, argument)
+        text = self._new_text("text", message.content, message.content)
+        if text is not None:
+            self._answer(lambda: self.conversation.edit(message.id, text))
+
+    def summary(self, argument: str) -> None:
+        if argument == "undo":
+            self._say(undo_trimming(self.conversation))
+            return
+        summary = summary_to_edit(self.conversation)
+        text = self._new_text("summary", summary, summary or "no summary")
+        if text is not None:
+            self.conversation.set_summary(text)
+
+    def branch(self, argument: str) -> None:
+        switch_branch(self.conversation, argument)
+        self._show_end()
+
+    def delete(self, _argument: str) -> None:
+        last = last_message(self.conversation)
+        if self._terminal.agreed("Remove the last message, for good?"):
+            self.conversation.remove(last.id)
+            self._show_end()
+
+    def new(self, _argument: str) -> None:
         conversation = self.conversation
-        question = conversation.trimming.question
-        if question is not None:
-            choice = self.terminal.choose(f"The context is full. {question.text}", question.answers)
-            if choice is not None:
-                self.answer(lambda: conversation.resolve(cast(ContextChoice, choice)))
-        if conversation.store.db.full:
-            path = conversation.store.db.path
-            choice = self.terminal.choose(f"The disk is full: the sessions in {path} cannot be written.", DISK_CHOICES)
-            if choice is not None:
-                conversation.resolve_full_disk(cast(DiskChoice, choice))
+        self.conversation = conversation.open(new_session(conversation.store, conversation.session))
+        self._say("a new session")
+
+    def sessions(self, _argument: str) -> None:
+        for entry in self.conversation.store.sessions(_LISTED):
+            title = " ".join(entry.title.split()) or "empty"
+            self._say(f"{entry.session.id}: {title}, {entry.messages} messages")
+        self._say("`headrace --plain --resume ID` continues one")
+
+    def search(self, argument: str) -> None:
+        from headrace.app.sessions.search import search
+
+        if not argument:
+            raise UsageError("/search WORDS")
+        hits = search(self.conversation.store, argument)
+        for hit in hits:
+            self._say(f"{hit.session_id}, {hit.role}: {' '.join(hit.snippet.split())}")
+        if not hits:
+            self._say("nothing found")
+
+    def quit(self, _argument: str) -> None:
+        self._ended = True
+
+
+ACTIONS: Mapping[str, Callable[[LineChat, str], None]] = {
+    **{name: partial(LineChat.in_every_chat, name=name) for name in IN_EVERY_CHAT},
+    "help": LineChat.help,
+    "model": LineChat.model,
+    "file": LineChat.file,
+    "regen": LineChat.regen,
+    "continue": LineChat.continue_,
+    "edit": LineChat.edit,
+    "summary": LineChat.summary,
+    "branch": LineChat.branch,
+    "delete": LineChat.delete,
+    "new": LineChat.new,
+    "sessions": LineChat.sessions,
+    "search": LineChat.search,
+    "think": LineChat.think,
+    "restart": LineChat.restart,
+    "quit": LineChat.quit,
+}
+"""Actions by the names of their commands."""

@@ -1,6 +1,6 @@
 """Lines from and to a terminal that only appends text: prompts, pasted lines, Ctrl-C.
 
-The terminal itself edits the line that is typed. `LineChat` and `loop.py` print and ask through it alone.
+The terminal itself edits the line that is typed. `LineChat` prints and asks through it alone.
 """
 
 import select

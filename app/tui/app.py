@@ -19,14 +19,11 @@ from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
 from textual.filter import LineFilter, Monochrome, NoColor
 from textual.notifications import Notify
-from textual.reactive import Reactive
 from textual.theme import Theme
 
-from headrace.app.config.load_options import ModelSpec
+from headrace.app.chat.conversation import Conversation
 from headrace.app.config.settings import Settings, save_setting
 from headrace.app.engine.client import ChatEngine, EngineClient
-from headrace.app.sessions.records import Session
-from headrace.app.sessions.store import SessionStore
 from headrace.app.tui.decode.panel import DecodePanel
 from headrace.app.tui.hangup import end_on_signals, when_mounted
 from headrace.app.tui.input.ask_line import AskLine
@@ -37,23 +34,20 @@ from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.decode_screen import DecodeScreen
 from headrace.app.tui.textual_overrides.background import BackgroundColour
-from headrace.app.tui.textual_overrides.crash import CrashReports
 from headrace.app.tui.textual_overrides.driver import BackgroundQueryDriver, TerminalDriver
 from headrace.app.tui.textual_overrides.input_method import InputMethodCursor
 from headrace.app.tui.textual_overrides.option_list import Palette
-from headrace.app.tui.themes import OWN_THEMES, own_variables, terminal_theme, theme_for_background
-from headrace.runtime.errors import HeadraceError
+from headrace.app.tui.themes import ThemedApp, theme_for_background
 
 _TOAST_FRAME = 3  # cells of a notification beside its text
 
 
-class HeadraceApp(InputMethodCursor, CrashReports[None]):
+class HeadraceApp(InputMethodCursor, ThemedApp):
     """The chat over an engine that has not been started."""
 
     CSS_PATH = "headrace.tcss"
     TITLE = "headrace"
     COMMANDS: ClassVar = {AppCommands}
-    theme: Reactive[str] = Reactive(terminal_theme)  # from the first frame on: a change would style every widget again
     VERTICAL_BREAKPOINTS = [(0, "-short"), (20, "-high")]  # noqa: RUF012 - as textual declares it
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+q", "quit", "Quit", show=False, priority=True),
@@ -63,40 +57,23 @@ class HeadraceApp(InputMethodCursor, CrashReports[None]):
 
     def __init__(
         self,
-        engine: ChatEngine,
-        store: SessionStore,
-        session: Session | None = None,
+        conversation: Conversation,
         *,
         settings: Settings | None = None,
-        warning: str | None = None,
         watch: MachineWatch | None = None,
         second_engine: Callable[[], ChatEngine] = EngineClient,
-        spec: ModelSpec = ModelSpec(),  # noqa: B008 - immutable
     ) -> None:
         """Take the parts of a chat.
 
-        engine: not started.
-        store: of the sessions.
-        session: to open; None: a new one.
+        conversation: to open first; its engine is not started.
         settings: the user's; None: defaults.
-        warning: shown after the start.
         watch: machine load; None: not shown.
         second_engine: makes the engine of a second model.
-        spec: see `Conversation`.
         """
         self.settings = settings or Settings()  # textual asks for the driver while it is constructed
         super().__init__()
-        self.state = ChatState(
-            self,
-            engine,
-            store,
-            session,
-            settings=self.settings,
-            spec=spec,
-            second_engine=second_engine,
-        )
+        self.state = ChatState(self, conversation, settings=self.settings, second_engine=second_engine)
         self.poller = Poller(self, self.state, watch)
-        self._warning = warning
         self._early: list[events.Event] | None = []  # keys and pastes before the first frame; None after it
         self._theme_at_start = ""
 
@@ -106,13 +83,6 @@ class HeadraceApp(InputMethodCursor, CrashReports[None]):
         """See `App`. The letter after a caret is a capital, as on the keyboard."""
         name = super().get_key_display(binding)
         return name.upper() if name.startswith("^") else name
-
-    def get_theme(self, theme_name: str) -> Theme | None:
-        """Find the themes of headrace before they are registered, too: textual asks while it is constructed."""
-        return OWN_THEMES.get(theme_name) or super().get_theme(theme_name)
-
-    def get_css_variables(self) -> dict[str, str]:
-        return {**super().get_css_variables(), **own_variables(self.current_theme)}
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Replace textual's grey filter for NO_COLOR under a theme of ANSI colours, which have no greys."""
@@ -140,19 +110,17 @@ class HeadraceApp(InputMethodCursor, CrashReports[None]):
             await super().on_event(event)
 
     async def on_mount(self) -> None:
-        for theme in OWN_THEMES.values():
-            self.register_theme(theme)
         wanted = self.settings.screen.theme
-        self._theme_at_start = wanted if wanted in self.available_themes else terminal_theme()
-        self.theme = self._theme_at_start
+        self.begin_with_theme(wanted)
+        self._theme_at_start = self.theme
         self.theme_changed_signal.subscribe(self, self._save_theme)
         if not self.is_headless:
             end_on_signals(self, self.state.close)
         await self.push_screen(ChatScreen(self.state))
         if wanted and wanted not in self.available_themes:
             self.state.notify(f"no theme called {wanted!r}; Ctrl+P lists themes", problem=True)
-        if self._warning is not None:
-            self.state.notify(self._warning, problem=True)
+        if self.state.store.unsaved is not None:
+            self.state.notify(self.state.store.unsaved, problem=True)
         self.call_after_refresh(self._start)
 
     def on_background_colour(self, event: BackgroundColour) -> None:
@@ -207,10 +175,7 @@ class HeadraceApp(InputMethodCursor, CrashReports[None]):
         if theme.name == self._theme_at_start:
             return
         self._theme_at_start = ""  # every later theme is the user's choice, also the first one
-        try:
-            save_setting("screen", "theme", theme.name)
-        except HeadraceError as error:
-            self.state.show_error(error)
+        self.state.attempt(lambda: save_setting("screen", "theme", theme.name))
 
     # -- actions ---------------------------------------------------------------------------------------------------
 

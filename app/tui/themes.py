@@ -1,4 +1,4 @@
-"""The two themes of headrace; all text has a contrast of at least 4.5:1.
+"""The two themes of headrace, and the base of apps with them; all text has a contrast of at least 4.5:1.
 
 Two variables of our own exist in any theme: `$quiet` (labels) and `$faint` (missing values).
 
@@ -9,7 +9,10 @@ changed colour needs its contrast checked, and new pictures (tests/tui/test_snap
 import os
 
 from textual.color import Color
+from textual.reactive import Reactive
 from textual.theme import Theme
+
+from headrace.app.tui.textual_overrides.crash import CrashReports
 
 
 def own_variables(theme: Theme) -> dict[str, str]:
@@ -111,3 +114,22 @@ def terminal_theme() -> str:
 def theme_for_background(*, light: bool) -> str:
     """Return the theme for a light or a dark background."""
     return LIGHT.name if light else DARK.name
+
+
+class ThemedApp(CrashReports[None]):
+    """An app with the themes of headrace: the chat, and `headrace top`."""
+
+    theme: Reactive[str] = Reactive(terminal_theme)  # from the first frame on: a change would style every widget again
+
+    def get_theme(self, theme_name: str) -> Theme | None:
+        """Find the themes of headrace before they are registered, too: textual asks while it is constructed."""
+        return OWN_THEMES.get(theme_name) or super().get_theme(theme_name)
+
+    def get_css_variables(self) -> dict[str, str]:
+        return {**super().get_css_variables(), **own_variables(self.current_theme)}
+
+    def begin_with_theme(self, wanted: str) -> None:
+        """Register the themes, and use one by its name; the one for the terminal, if there is none of that name."""
+        for theme in OWN_THEMES.values():
+            self.register_theme(theme)
+        self.theme = wanted if wanted in self.available_themes else terminal_theme()

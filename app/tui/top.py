@@ -10,34 +10,28 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.reactive import Reactive
-from textual.screen import Screen
-from textual.theme import Theme
 
 from headrace.app.config.settings import Settings
 from headrace.app.engine.events import Done, Event, Ready
 from headrace.app.engine.telemetry_reader import TelemetryReader
-from headrace.app.output.explanations import of_section
 from headrace.app.output.sanitise import sanitise
-from headrace.app.tui.decode.meters import MeterLines, whole_why
-from headrace.app.tui.decode.panel import NUMBERED, Sections, section_bindings
+from headrace.app.tui.decode.meters import MeterLines
+from headrace.app.tui.decode.panel import Sections, section_bindings
 from headrace.app.tui.hangup import end_on_signals, when_mounted
 from headrace.app.tui.metrics.facts import TurnFigures
 from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.screens.decode_screen import HEAD, MetricsScreen
 from headrace.app.tui.screens.help_screen import HelpScreen, keys_of
-from headrace.app.tui.textual_overrides.crash import CrashReports
-from headrace.app.tui.textual_overrides.partial_repaint import use_partial_repaint
-from headrace.app.tui.themes import OWN_THEMES, own_variables, terminal_theme
+from headrace.app.tui.themes import ThemedApp
 from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.app.tui.widgets.status_bar import Status, StatusBar
 
 _POLL_S = 0.5  # between two drawings
 _ROWS = 16  # answers on the screen
 _TURNS = 50  # ended answers that are kept
-_HEAD = "meters"  # id of the head, whose figures are explained first
 
 
-class TopScreen(Screen[None]):
+class TopScreen(MetricsScreen):
     """The decode view without a line to ask in."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -47,36 +41,19 @@ class TopScreen(Screen[None]):
         *section_bindings(),
     ]
 
-    def __init__(self, metrics: LiveMetrics) -> None:
-        super().__init__()
-        use_partial_repaint(self)
-        self._metrics = metrics
-
     def compose(self) -> ComposeResult:
-        yield StatusBar(self._metrics, id="status")
-        yield MeterLines(self._metrics, id=_HEAD)
-        yield Sections(self._metrics)
+        yield StatusBar(self.metrics, id="status")
+        yield MeterLines(self.metrics, id=HEAD)
+        yield Sections(self.metrics)
         yield KeyBar()
 
-    def action_section(self, number: int) -> None:
-        """Show the section of a number before the others, or put it back."""
-        self.query_one(Sections).toggle(NUMBERED[number - 1].NAME)
 
-    def show(self, metrics: LiveMetrics, status: Status, *, frozen: bool) -> None:
-        """Draw these metrics."""
-        self.set_class(frozen, "-frozen")
-        self.query_one(StatusBar).set_status(status, with_speed=False)
-        self.query_one(MeterLines).show(metrics, frozen=frozen)
-        self.query_one(Sections).show(metrics)
-
-
-class TopApp(CrashReports[None]):
+class TopApp(ThemedApp):
     """The decode view over the events of a server. url: as it is shown."""
 
     CSS_PATH = "headrace.tcss"
     TITLE = "headrace top"
     ENABLE_COMMAND_PALETTE = False
-    theme: Reactive[str] = Reactive(terminal_theme)
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+q,ctrl+c", "quit", "Quit", show=False, priority=True)]
 
     def __init__(self, reader: TelemetryReader, url: str, settings: Settings | None = None) -> None:
@@ -89,18 +66,8 @@ class TopApp(CrashReports[None]):
         self._frozen: LiveMetrics | None = None
         self._answers = 0
 
-    def get_theme(self, theme_name: str) -> Theme | None:
-        """Find the themes of headrace before they are registered."""
-        return OWN_THEMES.get(theme_name) or super().get_theme(theme_name)
-
-    def get_css_variables(self) -> dict[str, str]:
-        return {**super().get_css_variables(), **own_variables(self.current_theme)}
-
     async def on_mount(self) -> None:
-        for theme in OWN_THEMES.values():
-            self.register_theme(theme)
-        wanted = self._settings.screen.theme
-        self.theme = wanted if wanted in self.available_themes else terminal_theme()
+        self.begin_with_theme(self._settings.screen.theme)
         if not self.is_headless:
             end_on_signals(self, self._reader.close)
         await self.push_screen(TopScreen(self.metrics))
@@ -150,6 +117,4 @@ class TopApp(CrashReports[None]):
         if isinstance(self.screen, HelpScreen):
             self.screen.dismiss()
         elif isinstance(self.screen, TopScreen):
-            shown = [_HEAD, *(section.NAME for section in self.screen.query_one(Sections).shown)]
-            figures = list(dict.fromkeys(each for name in shown for each in of_section(name)))
-            self.push_screen(HelpScreen(keys_of(self.screen), figures, whole_why(self.metrics)))
+            self.push_screen(HelpScreen(keys_of(self.screen), self.screen.figures, self.screen.why))

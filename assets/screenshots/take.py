@@ -15,6 +15,7 @@ from pathlib import Path
 
 from textual.pilot import Pilot
 
+from headrace.app.chat.conversation import Conversation
 from headrace.app.config.settings import ScreenSettings, Settings
 from headrace.app.engine.client import EngineClient
 from headrace.app.sessions.store import SessionStore
@@ -104,7 +105,8 @@ async def take(name: str, size: tuple[int, int], theme: str, out: Path) -> Path:
         store = SessionStore(Path(folder) / "sessions.db")
         engine = EngineClient()
         watch = MachineWatch(lambda: [os.getpid(), *([engine.pid] if engine.pid else [])])
-        app = HeadraceApp(engine, store, settings=Settings(screen=ScreenSettings(theme=theme)), watch=watch)
+        settings = Settings(screen=ScreenSettings(theme=theme))
+        app = HeadraceApp(Conversation(engine, store), settings=settings, watch=watch)
         app.state.conversation.branch.set_sampling({"max_tokens": 320})
         async with app.run_test(size=size, notifications=True) as pilot:
             await _idle(app, pilot)

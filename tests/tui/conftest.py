@@ -18,6 +18,7 @@ from textual.css.model import RuleSet
 from textual.css.stylesheet import Stylesheet
 from textual.pilot import Pilot
 
+from headrace.app.chat.conversation import Conversation
 from headrace.app.config.settings import Settings
 from headrace.app.sessions.store import SessionStore
 from headrace.app.tui import poller
@@ -208,7 +209,7 @@ def play(home: Path, empty_store: Path) -> Callable[..., None]:
             if not path.exists():
                 shutil.copy(empty_store, path)
             store = SessionStore(path)
-            app = HeadraceApp(used, store, settings=settings)
+            app = HeadraceApp(Conversation(used, store), settings=settings)
             async with app.run_test(size=size, notifications=True) as pilot:
                 driver = Driver(app, pilot, used)
                 try:

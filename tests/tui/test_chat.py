@@ -10,7 +10,7 @@ from textual.widgets import Input, OptionList
 
 from headrace.app.engine.events import PeakMeasured
 from headrace.app.tui.input.completion import CompletionMenu
-from headrace.app.tui.input.find_bar import FindBar
+from headrace.app.tui.input.search_bars import FindBar
 from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.decode_screen import DecodeScreen
 from headrace.app.tui.screens.dialogs import Choose

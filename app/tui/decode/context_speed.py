@@ -36,9 +36,6 @@ class ContextSpeedSection(Section):
     MAX_LINES = 60
     IS_CHART = True
 
-    def applies(self, metrics: LiveMetrics) -> bool:
-        return metrics.has_steps
-
     def change_key(self, metrics: LiveMetrics) -> object:
         """Ignore changes too small to see in the chart."""
         achieved = metrics.history.token_gb_s

@@ -92,9 +92,6 @@ class LatencySection(Section):
             self.cursor = back
             self.redraw()
 
-    def applies(self, metrics: LiveMetrics) -> bool:
-        return metrics.has_steps
-
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         cells = _bar_cells(width)
         back = 0  # steps between the newest one and the last that is drawn

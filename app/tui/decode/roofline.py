@@ -37,9 +37,6 @@ class RooflineSection(Section):
     MAX_LINES = 60
     IS_CHART = True
 
-    def applies(self, metrics: LiveMetrics) -> bool:
-        return metrics.has_steps
-
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         now = decode_point(metrics.totals)
         prefill = prefill_point(metrics.prefill)

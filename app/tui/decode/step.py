@@ -45,9 +45,6 @@ class StepSection(Section):
     MIN_LINES = 7
     MAX_LINES = 16
 
-    def applies(self, metrics: LiveMetrics) -> bool:
-        return metrics.has_steps
-
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         times = metrics.step_times
         nbytes = metrics.step_bytes

@@ -4,6 +4,7 @@
                                                -> chat_view.py: brings the widgets up to date
     chat_state.py: engine, store and conversation, for every screen
     parallel_screen.py: base of compare_screen.py and again_screen.py; dialogs.py: small questions
+    list_screen.py: base of models_screen.py, sessions_screen.py and tree_screen.py
 
 A slash command is a row in `app/chat/commands.py` and a function in one of the two files of actions.
 """

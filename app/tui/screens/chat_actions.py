@@ -35,7 +35,7 @@ class ChatActions:
             "quit": lambda _: self._run("app.quit"),
             "restart": lambda _: self._state.restart_engine(),
             "messages": lambda _: self._run("screen.to_transcript"),
-            "find": lambda words: view.find_bar.open(words),
+            "find": lambda words: view.find_bar.show(words),
             "think": self._toggle_thinking,
             "guesses": lambda _: self._state.notify(view.toggle_drafts()),
             "new": self._new,
@@ -55,28 +55,26 @@ class ChatActions:
 
     def act(self, action: str, message: Message) -> None:
         """Carry out a key on a selected message."""
-        on_summary = message.id == MARK
-        if action == "copy":
-            self.messages.copy_message(message)
-        elif action == "copy_code":
-            self.messages.copy_code(message)
-        elif action == "open_link":
-            self.messages.open_link(message)
-        elif action == "undo":
-            if on_summary:
-                self.messages.edit_summary("undo")
-        elif action == "edit":
-            self.messages.edit(message)
-        elif on_summary:
+        messages = self.messages
+        on_summary: dict[str, Callable[[Message], None]] = {
+            "copy": messages.copy_message,
+            "copy_code": messages.copy_code,
+            "open_link": messages.open_link,
+            "edit": messages.edit,
+            "undo": lambda _: messages.edit_summary("undo"),
+        }
+        on_message = on_summary | {
+            "undo": lambda _: None,
+            "remove": messages.remove,
+            "regenerate": messages.regenerate,
+            "continue": lambda _: messages.continue_answer(""),
+            "branch_back": lambda message: messages.switch_branch(message, -1),
+            "branch_on": lambda message: messages.switch_branch(message, 1),
+        }
+        functions = on_summary if message.id == MARK else on_message
+        if action not in functions:
             raise UsageError("this is the summary of the messages above: e edits it, u sends them again")
-        elif action == "remove":
-            self.messages.remove(message)
-        elif action == "regenerate":
-            self.messages.regenerate(message)
-        elif action == "continue":
-            self.messages.continue_answer("")
-        elif action in ("branch_back", "branch_on"):
-            self.messages.switch_branch(message, -1 if action == "branch_back" else 1)
+        functions[action](message)
 
     def _in_every_chat(self, name: str, argument: str) -> None:
         if text := IN_EVERY_CHAT[name](self._state.conversation, argument):
@@ -111,26 +109,31 @@ class ChatActions:
 
     def switch_model(self, name: str) -> None:
         """Switch to a model, after a question if it has to be downloaded; without a name, open the picker."""
-        from headrace.app.chat.download_plan import check_model_name, download_plan  # not imported at the start
-        from headrace.app.tui.screens.models_screen import ModelsScreen, fetch_question
+        from headrace.app.chat.download_plan import check_model_name  # not imported at the start
+        from headrace.app.tui.screens.models_screen import ModelsScreen
 
-        app = self._view.screen.app
         if not name:
-            app.push_screen(
-                ModelsScreen(self._state),
-                lambda chosen: self._view.attempt(lambda: self.switch_model(chosen)) if chosen else None,
-            )
+
+            def switch(chosen: str | None) -> None:
+                if chosen is not None:
+                    self._state.attempt(lambda: self.switch_model(chosen))
+
+            self._view.screen.app.push_screen(ModelsScreen(self._state), switch)
             return
         check_model_name(name)
-        if (plan := download_plan(name)) is None:
+        if not self._fetch_first(name, lambda: self._state.fetch_and_use(name)):
             self._state.use_model(name)
-            return
 
-        def answered(answer: str | None) -> None:
-            if answer == "fetch":
-                self._view.attempt(lambda: self._state.fetch_and_use(name))
+    def _fetch_first(self, name: str | None, then: Callable[[], object]) -> bool:
+        """Return False for a model that is here; else ask whether to fetch it, and call `then` after a yes."""
+        from headrace.app.chat.download_plan import download_plan
+        from headrace.app.tui.screens.models_screen import ask_to_fetch
 
-        app.push_screen(fetch_question(plan), answered)
+        plan = download_plan(name)
+        if plan is None:
+            return False
+        ask_to_fetch(self._view.screen.app, plan, lambda: self._state.attempt(then))
+        return True
 
     def _system(self, text: str) -> None:
         if text:
@@ -195,21 +198,13 @@ class ChatActions:
 
     def _compare_with(self, setup: AnswerSetup) -> None:
         """Compare with a setup, after a question if its model has to be downloaded."""
-        from headrace.app.chat.download_plan import check_model_name, download_plan
-        from headrace.app.tui.screens.models_screen import fetch_question
+        from headrace.app.chat.download_plan import check_model_name
 
         another = setup.model_name != AnswerSetup.of(self._state.conversation.session).model_name
         if another:
             check_model_name(setup.model_name)
-        if not another or (plan := download_plan(setup.model)) is None:
+        if not another or not self._fetch_first(setup.model, lambda: self._start_comparison(setup)):
             self._start_comparison(setup)
-            return
-
-        def resolve(answer: str | None) -> None:
-            if answer == "fetch":
-                self._view.attempt(lambda: self._start_comparison(setup))
-
-        self._view.screen.app.push_screen(fetch_question(plan), resolve)
 
     def _start_comparison(self, setup: AnswerSetup) -> None:
         from headrace.app.chat.comparison import Comparison

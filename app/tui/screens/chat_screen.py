@@ -18,9 +18,8 @@ from headrace.app.chat.commands import parse_command
 from headrace.app.tui.decode.panel import ROOM_FROM, DecodePanel
 from headrace.app.tui.input.chips import Chips
 from headrace.app.tui.input.completion import CompletionMenu
-from headrace.app.tui.input.find_bar import FindBar
-from headrace.app.tui.input.history_bar import HistoryBar
 from headrace.app.tui.input.prompt import Prompt
+from headrace.app.tui.input.search_bars import FindBar, HistoryBar
 from headrace.app.tui.screens.chat_actions import ChatActions
 from headrace.app.tui.screens.chat_keys import CHAT_KEYS, SCROLL_KEYS, scroll
 from headrace.app.tui.screens.chat_state import ChatState
@@ -167,7 +166,7 @@ class ChatScreen(Screen[None]):
 
     def run_command(self, name: str, argument: str) -> None:
         """Carry out a slash command; show its error as a notification."""
-        self.view.attempt(lambda: self.actions.commands[name](argument))
+        self.state.attempt(lambda: self.actions.commands[name](argument))
 
     def on_text_area_changed(self) -> None:
         self.view.prefetch.typed()
@@ -190,7 +189,7 @@ class ChatScreen(Screen[None]):
                 self.actions.carry_out(invocation)
         except HeadraceError as error:
             self.state.show_error(error)
-            self.view.asked_about_disk = False
+            self.view.asked.clear()
             return invocation is not None
         return True
 
@@ -209,18 +208,15 @@ class ChatScreen(Screen[None]):
     def on_find_bar_sought(self, event: FindBar.Sought) -> None:
         self.view.find_bar.show_count(*self.view.transcript.find(event.words, event.by))
 
-    def on_find_bar_closed(self) -> None:
-        self.view.transcript.find("", 0)
+    def on_search_bar_closed(self) -> None:
+        self.view.transcript.find("", 0)  # marks no match any more
         self.view.prompt.focus()
 
     def on_history_bar_taken(self, event: HistoryBar.Taken) -> None:
         self.view.prompt.recall(event.entry)
 
-    def on_history_bar_closed(self) -> None:
-        self.view.prompt.focus()
-
     def on_transcript_left(self) -> None:
         self.view.prompt.focus()
 
     def on_transcript_act(self, event: Transcript.Act) -> None:
-        self.view.attempt(lambda: self.actions.act(event.action, event.message))
+        self.state.attempt(lambda: self.actions.act(event.action, event.message))

@@ -17,14 +17,13 @@ from headrace.app.chat.commands import export_session
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.parallel_answers import ParallelAnswer
 from headrace.app.chat.session_branch import new_session
-from headrace.app.config.load_options import PACKED, ModelSpec
+from headrace.app.config.load_options import PACKED
 from headrace.app.config.settings import Settings
 from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.commands import TIMED_EVERY
 from headrace.app.engine.events import Pulled, PullEvent, PullProgress, one_line
 from headrace.app.output.sanitise import sanitise
 from headrace.app.sessions.records import Draft, Session
-from headrace.app.sessions.store import SessionStore
 from headrace.app.tui.input.platform_tools import copy_with_tool
 from headrace.app.tui.metrics.facts import stored_turns
 from headrace.app.tui.metrics.live import LiveMetrics
@@ -59,21 +58,18 @@ class ChatState:
     def __init__(
         self,
         app: App[None],
-        engine: ChatEngine,
-        store: SessionStore,
-        session: Session | None,
+        conversation: Conversation,
         *,
         settings: Settings,
-        spec: ModelSpec,
         second_engine: Callable[[], ChatEngine],
     ) -> None:
-        """spec: see `Conversation`. second_engine: makes the engine of a second model."""
+        """conversation: the first one. second_engine: makes the engine of a second model."""
         self._app = app
-        self.engine = engine
-        self.store = store
+        self.engine = conversation.engine
+        self.store = conversation.store
         self.settings = settings
         self.second_engine = second_engine
-        self.conversation = Conversation(engine, store, session, spec)
+        self.conversation = conversation
         self.comparison: ParallelAnswers | None = None
         self.metrics = LiveMetrics()
         self.frozen: LiveMetrics | None = None
@@ -149,6 +145,15 @@ class ChatState:
     def show_error(self, error: HeadraceError) -> None:
         self.notify(one_line(str(error), error.hint), problem=True)
 
+    def attempt(self, action: Callable[[], object]) -> bool:
+        """Call `action`, and show its HeadraceError; return whether there was none."""
+        try:
+            action()
+        except HeadraceError as error:
+            self.show_error(error)
+            return False
+        return True
+
     def notifications_cleared(self) -> None:
         """Show the next notification even if it is the latest one again."""
         self._notification_end = 0.0
@@ -206,11 +211,9 @@ class ChatState:
 
     def use_fetched(self) -> None:
         """Load the awaited model once it is there and no answer is being written."""
-        if self.fetched is not None and self.conversation.phase == "idle":
-            try:
-                self.use_model(self.fetched)
-            except HeadraceError as error:
-                self.show_error(error)
+        name = self.fetched
+        if name is not None and self.conversation.phase == "idle":
+            self.attempt(lambda: self.use_model(name))
 
     def handle_pull(self, event: PullEvent) -> None:
         """Follow a download to its end."""
@@ -235,11 +238,7 @@ class ChatState:
 
     def restart_engine(self) -> None:
         """Start the engine again after it died or could not load a model."""
-        try:
-            self.conversation.restart_engine()
-        except HeadraceError as error:
-            self.show_error(error)
-        else:
+        if self.attempt(self.conversation.restart_engine):
             self.metrics.loading("starting the engine", None)
 
     def end_comparison(self, side: ParallelAnswer | None) -> None:

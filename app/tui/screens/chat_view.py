@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import cached_property
 
 from textual.content import Content
-from textual.screen import Screen
+from textual.screen import ModalScreen, Screen
 
 from headrace.app.chat.commands import message_text, parse_command
 from headrace.app.chat.conversation import Conversation
@@ -22,10 +22,10 @@ from headrace.app.sessions.records import Draft, Message, joined
 from headrace.app.tui.decode.machine import contention_text
 from headrace.app.tui.decode.panel import DecodePanel
 from headrace.app.tui.input.chips import Chips
-from headrace.app.tui.input.find_bar import FindBar
 from headrace.app.tui.input.prompt import Prompt
+from headrace.app.tui.input.search_bars import FindBar
 from headrace.app.tui.screens.chat_state import ChatState
-from headrace.app.tui.screens.dialogs import Choose, ask_about_context, ask_about_disk
+from headrace.app.tui.screens.dialogs import Choose, ask_unasked
 from headrace.app.tui.screens.model_loading import ModelLoading
 from headrace.app.tui.screens.notices import Notice, QueuedMessages, notice_of
 from headrace.app.tui.screens.prompt_prefetch import PromptPrefetch
@@ -44,7 +44,7 @@ class ChatView:
 
     queue: messages to send after the answer.
     editing: id of the message whose text is in the prompt, MARK for the summary, None outside an edit.
-    asked_about_disk: the dialog has opened for this full disk; set it to False to have it opened again.
+    asked: titles of the open questions that were asked; one that is taken out is asked again.
     """
 
     def __init__(self, screen: Screen[None], state: ChatState) -> None:
@@ -60,8 +60,7 @@ class ChatView:
         self._loading = ModelLoading(screen, state)
         self._prompt_title = ""  # as it is on the screen
         self._drawn: tuple[object, ...] = ()  # the state at the latest drawing of `_follow_state`
-        self._asked = False  # about the full context
-        self.asked_about_disk = False
+        self.asked: set[str] = set()
         self._marks_drafts = False  # draft tokens are shown in answers
 
     @property
@@ -93,7 +92,7 @@ class ChatView:
         other = self._shown is not self.conversation
         self._shown = self.conversation  # before `sync`, which calls this method for a conversation not shown
         self._branch = ShownBranch()
-        self._asked = False
+        self.asked.clear()
         self.editing = None
         if other:  # the unsent text, queued messages included, is stored with a session by now
             self.queue.take_back()
@@ -135,19 +134,16 @@ class ChatView:
         self._ask_unasked()
 
     def _ask_unasked(self) -> None:
-        """Open the dialogs about a full context and a full disk, once each, and not while the user types."""
-        conversation = self.conversation
-        typing = bool(self.prompt.text) and self.prefetch.typing
-        if conversation.trimming.question is None or conversation.phase != "idle":
-            self._asked = False
-        elif not self._asked and not typing:
-            self._asked = True
-            ask_about_context(self.screen, self.state, self.prompt, self.sync)
-        if not self.state.store.db.full:
-            self.asked_about_disk = False
-        elif not self.asked_about_disk and not typing and self.screen.is_current:
-            self.asked_about_disk = True
-            ask_about_disk(self.screen, self.state, self.prompt)
+        """Ask the open questions, once each; not while the user types, nor over another dialog."""
+        questions = self.conversation.questions
+        self.asked &= {question.title for question in questions}
+        is_typing = bool(self.prompt.text) and self.prefetch.typing
+        if is_typing or isinstance(self.screen.app.screen, ModalScreen):
+            return
+        question = next((question for question in questions if question.title not in self.asked), None)
+        if question is not None:
+            self.asked.add(question.title)
+            ask_unasked(self.screen, self.state, question, self.prompt, self.sync)
 
     def _follow_state(self, *, empty: bool) -> None:
         """Draw keys, status, notice and queue if the state they show changed."""
@@ -280,13 +276,6 @@ class ChatView:
 
     # -- dialogs ---------------------------------------------------------------------------------------------------
 
-    def attempt(self, action: Callable[[], object]) -> None:
-        """Call `action`; show a HeadraceError as a notification."""
-        try:
-            action()
-        except HeadraceError as error:
-            self.state.show_error(error)
-
     def pick(self, title: str, names: Sequence[str], take: Callable[[int], None], *, always: bool = False) -> None:
         """Let the user pick a name and call `take` with its index; do not ask about one alone unless `always`."""
         if len(names) == 1 and not always:
@@ -297,6 +286,6 @@ class ChatView:
 
         def resolve(chosen: str | None) -> None:
             if chosen is not None:
-                self.attempt(lambda: take(int(chosen)))
+                self.state.attempt(lambda: take(int(chosen)))
 
         self.screen.app.push_screen(Choose(title, "", answers), resolve)

@@ -189,11 +189,7 @@ class CompareScreen(ParallelScreen):
         self.comparison.stop()
 
     def action_again(self) -> None:
-        try:
-            self.comparison.again()
-        except HeadraceError as error:
-            self.state.show_error(error)
-        else:
+        if self.state.attempt(self.comparison.again):
             self._to_end()
 
     def action_turn_over(self) -> None:

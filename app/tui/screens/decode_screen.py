@@ -1,6 +1,7 @@
 """Decode view of F2: sections, a cursor over the steps, freeze, export, and a line to ask in.
 
-Letters go to the line. While the figures are frozen it has no focus, and letters are commands.
+Letters go to the line. While the figures are frozen it has no focus, and letters are commands. `MetricsScreen` is the
+part that the screen of `headrace top` has, too.
 
 The app opens it with its metrics, and the poller calls `show`. The sections are those of the panel
 (`app/tui/decode/panel.py`), the steps stand above them. tests/tui/screens/test_decode_screen.py guards this.
@@ -29,11 +30,48 @@ _OTHER_LINES = 8  # of the window: status, meters, the line to ask in, keys
 _LEAST_STEPS = 9  # lines
 _LEAST_SECTIONS = 7  # lines
 _STEPS_SHARE = 0.4  # of the lines in a larger window
-_HEAD = "meters"  # id of the head, whose figures are explained first
+HEAD = "meters"
+"""Id of the head, whose figures are explained first."""
 
 
-class DecodeScreen(SingleDismissal, Screen[None]):
-    """Draws the metrics that the app passes in, live or frozen."""
+class MetricsScreen(Screen[None]):
+    """Status, meters and sections of the metrics that the app passes in, live or frozen. Subclasses compose them."""
+
+    def __init__(self, metrics: LiveMetrics) -> None:
+        super().__init__()
+        use_partial_repaint(self)
+        self.metrics = metrics
+
+    @property
+    def section_names(self) -> list[str]:
+        """The sections on the screen, the most important first."""
+        return [section.NAME for section in self.query_one(Sections).shown]
+
+    @property
+    def figures(self) -> list[Explanation]:
+        """Explanations of the figures on the screen, in the order of its sections."""
+        return list(dict.fromkeys(each for name in (HEAD, *self.section_names) for each in of_section(name)))
+
+    @property
+    def why(self) -> str:
+        """The present figures in words."""
+        return whole_why(self.metrics)
+
+    def show(self, metrics: LiveMetrics, status: Status, *, frozen: bool) -> None:
+        """Draw these metrics."""
+        self.metrics = metrics
+        self.set_class(frozen, "-frozen")
+        self.query_one(StatusBar).set_status(status, with_speed=False)
+        self.query_one(MeterLines).show(metrics, frozen=frozen)
+        self.query_one(Sections).show(metrics)
+
+    def action_section(self, number: int) -> None:
+        """Show the section of a number before the others, or put it back."""
+        self.query_one(Sections).toggle(NUMBERED[number - 1].NAME)
+
+
+class DecodeScreen(SingleDismissal, MetricsScreen):
+    """Steps above the sections, and a line to ask in below them."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("f2,escape", "dismiss(None)", "Back", key_display="F2", priority=True),
@@ -58,10 +96,8 @@ class DecodeScreen(SingleDismissal, Screen[None]):
     AUTO_FOCUS = ""
 
     def __init__(self, metrics: LiveMetrics, status: Status, line: AskLine, *, frozen: bool) -> None:
-        super().__init__()
+        super().__init__(metrics)
         self.line = line
-        use_partial_repaint(self)
-        self.metrics = metrics
         self._status = status
         self._frozen = frozen
         self._made = False  # its parts are there
@@ -70,7 +106,7 @@ class DecodeScreen(SingleDismissal, Screen[None]):
 
     def compose(self) -> ComposeResult:
         yield StatusBar(self.metrics, id="status")
-        yield MeterLines(self.metrics, id=_HEAD)
+        yield MeterLines(self.metrics, id=HEAD)
         steps = LatencySection(self.metrics, with_text=True)
         steps.border_title = numbered_title(steps)
         yield steps
@@ -79,15 +115,8 @@ class DecodeScreen(SingleDismissal, Screen[None]):
         yield KeyBar()
 
     @property
-    def figures(self) -> list[Explanation]:
-        """Explanations of the figures on the screen, in the order of its sections."""
-        shown = [_HEAD, LatencySection.NAME, *(section.NAME for section in self.query_one(Sections).shown)]
-        return list(dict.fromkeys(each for name in shown for each in of_section(name)))
-
-    @property
-    def why(self) -> str:
-        """The present figures in words."""
-        return whole_why(self.metrics)
+    def section_names(self) -> list[str]:
+        return [LatencySection.NAME, *super().section_names]
 
     def on_mount(self) -> None:
         for section in self.query(Section):
@@ -108,13 +137,10 @@ class DecodeScreen(SingleDismissal, Screen[None]):
 
     def _draw(self) -> None:
         if self._frozen != self.has_class("-frozen"):
-            self.set_class(self._frozen, "-frozen")
             self.set_focus(None if self._frozen else self.line)
-        self.query_one(StatusBar).set_status(self._status, with_speed=False)
-        self.query_one(MeterLines).show(self.metrics, frozen=self._frozen)
         self._place_steps()
         self.query_one(LatencySection).show(self.metrics)
-        self.query_one(Sections).show(self.metrics)
+        super().show(self.metrics, self._status, frozen=self._frozen)
 
     def _place_steps(self) -> None:
         """Divide the lines between the steps, above, and the other sections.
@@ -142,7 +168,7 @@ class DecodeScreen(SingleDismissal, Screen[None]):
         if NUMBERED[number - 1] is LatencySection:
             self._hides_steps = not self._hides_steps
         else:
-            self.query_one(Sections).toggle(NUMBERED[number - 1].NAME)
+            super().action_section(number)
         self._draw()
 
     def action_more(self) -> None:

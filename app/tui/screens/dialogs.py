@@ -1,15 +1,16 @@
 """Small dialogs: a line of text, a choice of a few, a choice that opens while the user may be typing.
 
-The chat opens two of the last kind by itself: about a full context, and a full disk. An answer calls back with the
-chosen result, None on Esc. tests/tui/screens/test_dialogs.py and tests/tui/test_unasked.py.
+The chat opens the last kind by itself, for the open questions of a `Conversation`. An answer calls back with the chosen
+result, None on Esc. tests/tui/screens/test_dialogs.py and
+tests/tui/test_unasked.py.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from textual import events
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
@@ -17,21 +18,18 @@ from textual.screen import ModalScreen, Screen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from headrace.app.chat.context_trimming import ContextChoice
-from headrace.app.chat.conversation import DISK_CHOICES, DiskChoice
+from headrace.app.chat.conversation import OpenQuestion
 from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.input.fields import Field
 from headrace.app.tui.input.prompt import Prompt
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.single_dismissal import SingleDismissal
 from headrace.app.tui.textual_overrides.option_list import PagedOptionList
-from headrace.runtime.errors import HeadraceError
 
 _QUIET_S = 1.0  # without a key, until a choice that opened by itself takes any
 _BURST_S = 0.3  # between the keys of someone who types
 _EARLY_S = 0.001  # by which textual's timers may end too early
 _HINT = "↑ ↓ and Enter, or its key · Esc cancels"
-_FOOTER = 1  # line below a dialog's list that shows the keys
 
 Answers = Sequence[tuple[str, str, str]]
 """Answers to choose from: result, key, description."""
@@ -40,20 +38,6 @@ Answers = Sequence[tuple[str, str, str]]
 def is_open(screen: Screen[Any]) -> bool:
     """Return True while the screen's widgets exist: a refresh or a thread may call back after it was left."""
     return screen.is_mounted and screen.display
-
-
-def fit_list(screen: Screen[Any]) -> None:
-    """Fit a dialog's list to its content and to the window."""
-    if not is_open(screen):
-        return
-    box = screen.query_one(".dialog")
-    options = screen.query_one(".dialog OptionList", OptionList)
-    others = [child for child in box.children if child is not options and child.display]
-    used_lines = sum(child.outer_size.height + child.styles.margin.height for child in others) + box.gutter.height
-    max_lines = screen.size.height
-    if not screen.app.has_class("-short"):
-        max_lines = screen.size.height * 9 // 10
-    options.styles.max_height = max(3, max_lines - used_lines - _FOOTER)
 
 
 class Question(SingleDismissal, ModalScreen[str | None]):
@@ -130,6 +114,18 @@ class Choose(Question):
                 return
 
 
+def confirm(
+    app: App[Any], title: str, text: str, verb: str, then: Callable[[], object], *, otherwise: str = "cancel"
+) -> None:
+    """Ask for a yes or a no, and call `then` after a yes. verb, otherwise: what each of them does."""
+
+    def answered(answer: str | None) -> None:
+        if answer == "yes":
+            then()
+
+    app.push_screen(Choose(title, text, [("yes", "y", verb), ("no", "n", otherwise)]), answered)
+
+
 class UnaskedChoice(Choose):
     """A choice that opens by itself: text typed meanwhile goes to the prompt.
 
@@ -191,44 +187,21 @@ class UnaskedChoice(Choose):
         self._wait_for_quiet()
 
 
-def ask_about_context(screen: Screen[None], state: ChatState, prompt: Prompt, then: Callable[[], None]) -> None:
-    """Ask how the open context question is to be resolved, resolve it, and call `then`.
+def ask_unasked(
+    screen: Screen[Any], state: ChatState, question: OpenQuestion, prompt: Prompt, then: Callable[[], None]
+) -> None:
+    """Ask a question of the conversation, resolve it, and call `then`; Esc leaves it open.
 
     prompt: gets what is typed before the choice is made.
-    then: called after a choice, not after Esc.
     """
 
-    def resolve(choice: str | None) -> None:
+    def answered(choice: str | None) -> None:
         if choice is None:
             return
-        try:
-            state.conversation.resolve(cast(ContextChoice, choice))
-        except HeadraceError as error:  # the engine may have died meanwhile
-            state.show_error(error)
-        else:
+        if state.attempt(lambda: question.resolve(choice)):  # not if the engine died meanwhile
+            state.attempt(state.keep_draft)
             if choice == "new":
                 state.notify("this is a new session; F4 has the one before")
         then()
 
-    question = state.conversation.trimming.question
-    if question is None:
-        return
-    screen.app.push_screen(UnaskedChoice("the context is full", question.text, question.answers, prompt), resolve)
-
-
-def ask_about_disk(screen: Screen[None], state: ChatState, prompt: Prompt) -> None:
-    """Offer to go on without saving, after the disk of the sessions was full."""
-
-    def resolve(choice: str | None) -> None:
-        if choice is None:
-            return
-        try:
-            state.conversation.resolve_full_disk(cast(DiskChoice, choice))
-            state.keep_draft()
-        except HeadraceError as error:
-            state.show_error(error)
-
-    text = (
-        f"The sessions in {sanitise(str(state.store.db.path))} cannot be written. What you see is kept until you quit."
-    )
-    screen.app.push_screen(UnaskedChoice("the disk is full", text, DISK_CHOICES, prompt), resolve)
+    screen.app.push_screen(UnaskedChoice(question.title, sanitise(question.text), question.answers, prompt), answered)

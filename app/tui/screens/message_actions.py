@@ -51,7 +51,7 @@ class MessageActions:
             "file": self._attach_file,
             "editor": self._open_editor,
             "queue": self._return_queue,
-            "regen": self._regenerate,
+            "regen": lambda _: self.regenerate(None),
             "continue": self.continue_answer,
             "edit": self._edit_last,
             "summary": self.edit_summary,
@@ -114,12 +114,9 @@ class MessageActions:
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
-    def _regenerate(self, _: str) -> None:
-        self._state.conversation.regenerate()
-        self._view.show_latest_answer()
-
-    def regenerate(self, message: Message) -> None:
-        self._state.conversation.regenerate(message.id)
+    def regenerate(self, message: Message | None) -> None:
+        """Answer the question of a message again; None: of the last one."""
+        self._state.conversation.regenerate(None if message is None else message.id)
         self._view.show_latest_answer()
 
     def continue_answer(self, _: str) -> None:

@@ -8,16 +8,14 @@ A new column is a row of `_COLUMNS` and a fact in the same place of `_line`.
 tests/tui/screens/test_models_screen.py guards this.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
-from textual import events
-from textual.app import ComposeResult
+from textual.app import App
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
+from textual.widget import Widget
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
@@ -29,10 +27,9 @@ from headrace.app.predict.uses import STAR, USES
 from headrace.app.tui.input.fields import Field
 from headrace.app.tui.metrics.facts import MachineFacts
 from headrace.app.tui.screens.chat_state import ChatState
-from headrace.app.tui.screens.dialogs import Choose, fit_list, is_open
-from headrace.app.tui.single_dismissal import SingleDismissal
+from headrace.app.tui.screens.dialogs import confirm, is_open
+from headrace.app.tui.screens.list_screen import ListScreen
 from headrace.app.tui.textual_overrides.option_list import PagedOptionList
-from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.models.registry.catalog import squashed
 from headrace.runtime.errors import HeadraceError
 from headrace.runtime.metrics.cost import StepCost, step_limit
@@ -115,12 +112,16 @@ def model_rows(card: ModelCard | None, machine: MachineFacts) -> list[ModelRow]:
     """
     from headrace.app.model_info.kv_fits import fits_text
     from headrace.app.model_info.model_report import overview
+    from headrace.app.predict.recommend import recommended_uses
     from headrace.models.registry.catalog import load_catalog
     from headrace.models.registry.store import Store
 
     rows = []
-    uses = _recommended_uses(card)
-    usable = card.budget.usable + card.active_memory_bytes if card and card.budget else None
+    usable = None
+    uses: dict[str, list[str]] = {}
+    if card is not None and card.budget is not None:
+        usable = card.budget.usable + card.active_memory_bytes
+        uses = recommended_uses(card.machine, usable)
     costs: dict[str, StepCost | None] = {}
     if card is not None:
         costs[card.name] = card.cost
@@ -168,25 +169,13 @@ def _most(cost: StepCost | None, size: int, longest: int | None, machine: Machin
     return 1 / step_limit(nbytes, flops, machine.measured_gb_s * 1e9, machine.flops_per_second).seconds
 
 
-def _recommended_uses(card: ModelCard | None) -> dict[str, list[str]]:
-    """Return the uses of this machine's recommended models, by name; nothing before its bandwidth was measured."""
-    from headrace.app.predict.recommend import recommendations, uses_by_model
-    from headrace.app.predict.targets import known_target
-
-    if card is None or card.budget is None:
-        return {}
-    target = known_target(card.machine, card.budget.usable + card.active_memory_bytes)
-    if target is None:
-        return {}
-    return uses_by_model(recommendations(target))
-
-
-class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
+class ModelsScreen(ListScreen[str | None]):
     """Enter returns an installed model, or asks whether to download one. Typing filters the list.
 
     Downloads outlive the screen.
     """
 
+    HEADING = "models"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "take", "Use or download", priority=True),
         Binding("ctrl+d,delete", "cancel_pull", "Stop download", key_display="^D", priority=True),
@@ -202,18 +191,15 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
         self._card: ModelCard | None = None
         self._machine = state.metrics.machine
 
-    def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog -large") as box:
-            box.border_title = Content("models")
-            yield Field(placeholder="type to filter", id="filter")
-            yield Static(id="model-head")
-            yield PagedOptionList(Option(Content("reading the catalog …"), disabled=True), id="models")
-            yield Static(id="fits", markup=False)
-            yield Static(id="pull", markup=False)
-        yield KeyBar()
+    def parts(self) -> Iterator[Widget]:
+        yield Field(placeholder="type to filter", id="filter")
+        yield Static(id="model-head")
+        yield PagedOptionList(Option(Content("reading the catalog …"), disabled=True), id="models")
+        yield Static(id="fits", markup=False)
+        yield Static(id="pull", markup=False)
 
     def on_mount(self) -> None:
-        self.query_one("#filter", Field).focus()
+        self.query_one(Field).focus()
         self._load()
         self.set_interval(0.5, self._follow)
 
@@ -238,35 +224,19 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
         self.call_after_refresh(self._fill, self._rows)
 
     def on_input_changed(self) -> None:
-        self.query_one("#models", OptionList).highlighted = None  # the first match is highlighted
+        self.options.highlighted = None  # the first match is highlighted
         self._fill(self._rows)
-
-    def on_key(self, event: events.Key) -> None:
-        """Move in the list while the field has the focus."""
-        models = self.query_one("#models", OptionList)
-        moves = {
-            "up": models.action_cursor_up,
-            "down": models.action_cursor_down,
-            "pageup": models.action_page_up,
-            "pagedown": models.action_page_down,
-        }
-        if event.key in moves and not models.has_focus:
-            event.stop()
-            event.prevent_default()
-            moves[event.key]()  # type: ignore[no-untyped-call]
 
     def _fill(self, rows: list[ModelRow]) -> None:
         """Fill the list with as many columns as fit."""
         if not is_open(self) or not rows:
             return
-        models = self.query_one("#models", OptionList)
-        highlighted = models.highlighted
+        highlighted = self.options.highlighted
         self._rows = rows
         self._failed = dict(self._state.failed_pulls)
-        self._matching = _matching(rows, self.query_one("#filter", Field).value)
+        self._matching = _matching(rows, self.words)
         current = self._state.metrics.model.name
-        models.clear_options()
-        width = max(20, models.scrollable_content_region.width - 1)
+        width = max(20, self.options.scrollable_content_region.width - 1)
         longest = max(len(sanitise(row.name)) + len("".join(_marks(row))) for row in rows)
         # Names get the room that the first columns leave; the other columns get what long names leave.
         max_name_cells = min(_LONGEST_NAME, longest + 1)
@@ -289,13 +259,9 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
         for row in self._matching:
             line = _line(row, self._failed.get(row.name), row.name == current, name_cells, shown)
             options.append(Option(line.truncate(width, ellipsis=True), id=row.name, disabled=bool(row.problem)))
-        if not options:
-            options.append(Option(Content.styled("no model has this in its name", "$quiet"), disabled=True))
-        models.add_options(options)
-        models.highlighted = 0
-        if highlighted is not None and highlighted < len(self._matching):
-            models.highlighted = highlighted
-        fit_list(self)
+        if highlighted is None or highlighted >= len(self._matching):
+            highlighted = 0
+        self.set_options(options, "no model has this in its name", marked=highlighted)
         self._show_detail()
 
     def on_option_list_option_highlighted(self) -> None:
@@ -303,7 +269,7 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
 
     def _show_detail(self) -> None:
         """Show why the highlighted model's download failed, or the context lengths that fit in memory by K/V format."""
-        highlighted = self.query_one("#models", OptionList).highlighted
+        highlighted = self.options.highlighted
         line = self.query_one("#fits", Static)
         line.display = False
         if highlighted is not None and highlighted < len(self._matching):
@@ -319,7 +285,7 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
                     uses = f" · {STAR} {', '.join(USES[use] for use in row.recommended_for)}"
                 fits = ("context that fits: ", "$quiet")
                 line.update(Content.assemble(fits, row.context_fits, (uses, "$text-success")))
-        self.call_after_refresh(fit_list, self)  # a reason may take several lines
+        self.call_after_refresh(self.fit)  # a reason may take several lines
 
     def _follow(self) -> None:
         """Reload the list after a model was loaded or the machine was measured; show downloads and their failures."""
@@ -363,11 +329,6 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
         if row.installed:
             self.dismiss(row.name)
             return
-
-        def answered(answer: str | None) -> None:
-            if answer == "fetch":
-                self._pull(row)
-
         try:
             wanted = download_plan(row.name)
         except HeadraceError as error:
@@ -376,36 +337,28 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
         if wanted is None:  # somebody else has fetched it meanwhile
             self._load()
         else:
-            self.app.push_screen(fetch_question(wanted, fits=row.fits), answered)
+            ask_to_fetch(self.app, wanted, lambda: self._pull(row), fits=row.fits)
 
     def _pull(self, row: ModelRow) -> None:
-        try:
-            self._state.engine.pull(row.name)
-        except HeadraceError as error:
-            self._state.show_error(error)
-            return
-        self._state.notify(f"downloading {row.name}, {format_bytes(row.bytes)}, in the background")
+        if self._state.attempt(lambda: self._state.engine.pull(row.name)):
+            self._state.notify(f"downloading {row.name}, {format_bytes(row.bytes)}, in the background")
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
         return action != "cancel_pull" or bool(self._state.pulls)
 
     def action_take(self) -> None:
-        self.query_one("#models", OptionList).action_select()
+        self.options.action_select()
 
     def action_cancel_pull(self) -> None:
         self._state.engine.cancel_pull()
 
 
-def fetch_question(wanted: DownloadPlan, *, fits: bool | None = None) -> Choose:
-    """Return the dialog whether to download or copy a model; its result is `fetch`, `leave` or None.
-
-    fits: in memory; None: unknown.
-    """
+def ask_to_fetch(app: App[Any], wanted: DownloadPlan, then: Callable[[], object], *, fits: bool | None = None) -> None:
+    """Ask whether to download or copy a model, and call `then` after a yes. fits: in memory; None: unknown."""
     facts = [f"{wanted.download}; {wanted.room}."]
     if fits is False:
         facts.append("It does not fit in this machine's memory.")
-    answers = [("fetch", "y", wanted.verb), ("leave", "n", "cancel")]
-    return Choose(sanitise(f"{wanted.verb} {wanted.name}?"), sanitise(" ".join(facts)), answers)
+    confirm(app, sanitise(f"{wanted.verb} {wanted.name}?"), sanitise(" ".join(facts)), wanted.verb, then)
 
 
 def _line(row: ModelRow, failure: str | None, current: bool, name_cells: int, shown: int) -> Content:

@@ -30,10 +30,10 @@ from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.notices import Notice
 from headrace.app.tui.single_dismissal import SingleDismissal
 from headrace.app.tui.textual_overrides.partial_repaint import use_partial_repaint
+from headrace.app.tui.transcript.context_mark import pending_answer
 from headrace.app.tui.transcript.entry import MessageState
 from headrace.app.tui.transcript.transcript import Transcript
 from headrace.app.tui.widgets.lines import Lines, bar, spread
-from headrace.runtime.errors import HeadraceError
 from headrace.runtime.metrics.units import percent, three_digits, times
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 _BAR = 10  # cells
 _BAR_FROM = 68  # cells of width from which a bar fits beside any figures, so that both panes have one or none
 _FASTER = 1.05  # ratio from which a difference is more than noise
-_PENDING = -1  # id of the placeholder for an answer without text
 _NO_FIGURES = LiveMetrics().so_far  # of an answer that has not begun
 
 
@@ -193,17 +192,7 @@ class AnswerPane(Vertical):
         self._shown = side.messages[-1] if side.messages else None
         # An answer without text is no message yet. `turn` remains after the end until the answer is stored.
         if (side.phase != "idle" or side.turn is not None) and (not messages or messages[-1].role == "user"):
-            messages.append(
-                Message(
-                    id=_PENDING,
-                    session_id="",
-                    parent_id=None,
-                    role="assistant",
-                    content="",
-                    created_at=0.0,
-                    partial=True,
-                )
-            )
+            messages.append(pending_answer())
         message_states = [MessageState() for _ in messages]
         if side.phase != "idle" and messages:
             waiting, _ = self._state_text()
@@ -346,9 +335,5 @@ class ParallelScreen(SingleDismissal, Screen[Draft]):
 
     def leave(self, side: "ParallelAnswer | None") -> None:
         """Return to the chat with this answer; None: as before. After an error the screen stays open."""
-        try:
-            self.state.end_comparison(side)
-        except HeadraceError as error:
-            self.state.show_error(error)
-        else:
+        if self.state.attempt(lambda: self.state.end_comparison(side)):
             self.dismiss(self.typed)

@@ -11,13 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
-from textual import events
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
-from textual.widgets import Input, OptionList
+from textual.widget import Widget
 from textual.widgets.option_list import Option
 
 from headrace.app.output.sanitise import sanitise
@@ -26,19 +22,19 @@ from headrace.app.sessions.records import Hit, SessionEntry
 from headrace.app.sessions.search import search
 from headrace.app.tui.input.fields import Field
 from headrace.app.tui.screens.chat_state import ChatState
-from headrace.app.tui.screens.dialogs import AskText, Choose, fit_list
-from headrace.app.tui.single_dismissal import SingleDismissal
+from headrace.app.tui.screens.dialogs import AskText, confirm
+from headrace.app.tui.screens.list_screen import ListScreen
 from headrace.app.tui.textual_overrides.option_list import PagedOptionList
-from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.runtime.errors import EngineError, HeadraceError, SessionError
 from headrace.runtime.metrics.units import format_bytes
 
 _UNITS = ((86400 * 365, "y"), (86400 * 30, "mo"), (86400, "d"), (3600, "h"), (60, "min"))  # seconds, the largest first
 
 
-class SessionsScreen(SingleDismissal, ModalScreen[tuple[int, str] | None]):
+class SessionsScreen(ListScreen[tuple[int, str] | None]):
     """A search field above the list. Resuming a search hit returns its message id and the words."""
 
+    HEADING = "sessions"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "resume", "Resume", priority=True),
         Binding("ctrl+r,f2", "rename", "Rename", key_display="^R", priority=True),
@@ -51,30 +47,20 @@ class SessionsScreen(SingleDismissal, ModalScreen[tuple[int, str] | None]):
     def __init__(self, state: ChatState, words: str = "") -> None:
         super().__init__()
         self._state = state
-        self._words = words
+        self._first_words = words
 
-    def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog -large") as box:
-            box.border_title = Content("sessions")
-            yield Field(self._words, placeholder="search all messages", id="words")
-            yield PagedOptionList(id="sessions")
-        yield KeyBar()
+    def parts(self) -> Iterator[Widget]:
+        yield Field(self._first_words, placeholder="search all messages", id="words")
+        yield PagedOptionList(id="sessions")
 
     def on_mount(self) -> None:
         self._show_kept()
         self._fill()
-        self.query_one(Input).focus()
-
-    def on_resize(self) -> None:
-        self.call_after_refresh(fit_list, self)
-
-    @property
-    def _list(self) -> OptionList:
-        return self.query_one("#sessions", OptionList)
+        self.query_one(Field).focus()
 
     def _fill(self) -> None:
         """List all sessions, or the search hits."""
-        words = self.query_one(Input).value.strip()
+        words = self.words.strip()
         store = self._state.store
         nothing = "nothing found" if words else "no sessions yet"
         try:
@@ -82,10 +68,7 @@ class SessionsScreen(SingleDismissal, ModalScreen[tuple[int, str] | None]):
         except SessionError as error:
             options = []
             nothing = sanitise(str(error))
-        self._list.clear_options()
-        self._list.add_options(options or [Option(Content.styled(nothing, "$quiet"), disabled=True)])
-        self._list.highlighted = 0 if options else None
-        self.call_after_refresh(fit_list, self)
+        self.set_options(options, nothing, marked=0)
 
     @contextmanager
     def _up_to_date(self) -> Iterator[None]:
@@ -99,8 +82,8 @@ class SessionsScreen(SingleDismissal, ModalScreen[tuple[int, str] | None]):
     @property
     def _chosen(self) -> tuple[str, int | None] | None:
         """Id of the highlighted session, and of the message of a hit."""
-        at = self._list.highlighted
-        option = self._list.get_option_at_index(at) if at is not None else None
+        at = self.options.highlighted
+        option = self.options.get_option_at_index(at) if at is not None else None
         if option is None or not option.id:
             return None
         session, _, message = option.id.partition("/")
@@ -111,20 +94,6 @@ class SessionsScreen(SingleDismissal, ModalScreen[tuple[int, str] | None]):
 
     def on_option_list_option_selected(self) -> None:
         self.action_resume()
-
-    def on_key(self, event: events.Key) -> None:
-        """Move in the list while the field has the focus."""
-        if event.key in ("up", "down", "pageup", "pagedown") and self.query_one(Input).has_focus:
-            event.stop()
-            event.prevent_default()
-            if event.key == "up":
-                self._list.action_cursor_up()
-            elif event.key == "down":
-                self._list.action_cursor_down()
-            elif event.key == "pageup":
-                self._list.action_page_up()  # type: ignore[no-untyped-call]
-            else:
-                self._list.action_page_down()  # type: ignore[no-untyped-call]
 
     def action_resume(self) -> None:
         """Open the session; for a hit, on a branch with its message."""
@@ -143,7 +112,7 @@ class SessionsScreen(SingleDismissal, ModalScreen[tuple[int, str] | None]):
                 open_already = False
             if not open_already:
                 self._state.open_session(session)
-            self.dismiss((hit, self.query_one(Input).value) if hit is not None else None)
+            self.dismiss((hit, self.words) if hit is not None else None)
 
     def action_rename(self) -> None:
         if (listed := self._chosen) is None:
@@ -171,19 +140,16 @@ class SessionsScreen(SingleDismissal, ModalScreen[tuple[int, str] | None]):
             self._state.notify("this session is open: start another one first (/new)", problem=True)
             return
 
-        def answered(answer: str | None) -> None:
-            if answer == "delete":
-                with self._up_to_date():
-                    self._state.store.delete(chosen)
-                    delete_kv_cache()
-                    self._fill()
+        def delete() -> None:
+            with self._up_to_date():
+                self._state.store.delete(chosen)
+                delete_kv_cache()
+                self._fill()
 
         with self._up_to_date():
             title = self._state.store.session(chosen).title
-            question = Choose(
-                "delete", f"Delete {title!r} and all its messages?", [("delete", "y", "delete"), ("keep", "n", "keep")]
-            )
-            self.app.push_screen(question, answered)
+            question = f"Delete {title!r} and all its messages?"
+            confirm(self.app, "delete", question, "delete", delete, otherwise="keep")
 
     def _show_kept(self) -> None:
         """Show the size of the K/V that are kept on disk."""
@@ -192,14 +158,12 @@ class SessionsScreen(SingleDismissal, ModalScreen[tuple[int, str] | None]):
     def action_clear_kept(self) -> None:
         """Ask, then delete the K/V of all sessions from the disk; they are computed again when needed."""
 
-        def answered(answer: str | None) -> None:
-            if answer == "clear":
-                delete_kv_cache()
-                self._show_kept()
+        def clear() -> None:
+            delete_kv_cache()
+            self._show_kept()
 
         text = f"Deletes {format_bytes(kv_cache_bytes())} of K/V; the sessions stay. A reopened one is prefilled again."
-        answers = [("clear", "y", "clear"), ("keep", "n", "keep")]
-        self.app.push_screen(Choose("clear the K/V kept on disk?", text, answers), answered)
+        confirm(self.app, "clear the K/V kept on disk?", text, "clear", clear, otherwise="keep")
 
     def action_export(self) -> None:
         """Ask for the file's name and export the session."""

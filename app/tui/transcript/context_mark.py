@@ -1,16 +1,23 @@
-"""Mark between messages left out of the context and those sent, with the summary of the former.
+"""Stand-ins among the messages: for an answer without text, and for the messages left out of the context.
 
-It stands among the messages under an id of its own. `ShownBranch` inserts it, `Entry` draws it by `mark_lines`, and
-actions on a message look for the id (`ChatActions.act`).
+The latter is a mark between them and those that are sent, with the summary of the former. `ShownBranch` and
+`AnswerPane` insert stand-ins, `Entry` draws the mark by `mark_lines`, and actions on a message look for its id
+(`ChatActions.act`). Stored messages have positive ids.
 """
 
 from textual.content import Content
 
 from headrace.app.sessions.records import Message
 
-MARK = -2  # id of the stand-in: stored messages have positive ones
+MARK = -2  # id of the mark
+_PENDING = -1  # id of the stand-in for an answer without text
 Lines = list[tuple[Content, bool]]
 """Lines, each with True for the head that folds the summary."""
+
+
+def pending_answer(session_id: str = "") -> Message:
+    """Return the stand-in for an answer that has no text yet."""
+    return Message(_PENDING, session_id, None, "assistant", "", created_at=0.0, partial=True)
 
 
 def mark_message(session_id: str, summary: str) -> Message:

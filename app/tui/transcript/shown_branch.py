@@ -14,11 +14,9 @@ from headrace.app.answer.answer_steps import AnswerSteps
 from headrace.app.chat.conversation import Conversation
 from headrace.app.sessions.records import Message
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.transcript.context_mark import mark_message
+from headrace.app.tui.transcript.context_mark import mark_message, pending_answer
 from headrace.app.tui.transcript.draft_marks import DraftMarks
 from headrace.app.tui.transcript.entry import MessageState
-
-_PENDING = -1  # id of the stand-in for an answer without text
 
 
 class _MadeMarks(NamedTuple):
@@ -43,17 +41,7 @@ class ShownBranch:
         """Return the messages to show, first to last."""
         messages = list(conversation.messages)
         if conversation.phase != "idle" and (not messages or messages[-1].role == "user"):
-            messages.append(
-                Message(
-                    id=_PENDING,
-                    session_id=conversation.session.id,
-                    parent_id=None,
-                    role="assistant",
-                    content="",
-                    created_at=0.0,
-                    partial=True,
-                )
-            )
+            messages.append(pending_answer(conversation.session.id))
         left_out = conversation.branch.not_sent
         summary = conversation.session.summary
         structure = (tuple(m.id for m in messages), conversation.phase == "idle", left_out, summary)
@@ -101,7 +89,7 @@ def _place(conversation: Conversation, number: int, message: Message) -> Message
     """Return a message's place among its branches. number: of the message, from 0."""
     shown = 0
     count = 1
-    if message.id != _PENDING:
+    if message.id > 0:  # a stored one
         branches = conversation.branch.alternatives(message.id)
         shown = branches.shown
         count = len(branches.ids)

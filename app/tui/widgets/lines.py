@@ -166,9 +166,9 @@ class Section(Lines):
         super().__init__(metrics, id or self.NAME)
         self.border_title = self.TITLE
 
-    def applies(self, metrics: LiveMetrics) -> bool:  # noqa: ARG002
-        """Return whether there is something to show."""
-        return True
+    def applies(self, metrics: LiveMetrics) -> bool:
+        """Return whether there is something to show: for most sections, once there are steps."""
+        return metrics.has_steps
 
     def set_subtitle(self, text: str, *, warns: bool = False) -> None:
         """Set the text in the lower edge; unchanged text is not drawn again."""

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from headrace.app.chat.commands import COMMANDS
-from headrace.app.line_chat.loop import ACTIONS
+from headrace.app.line_chat.chat import ACTIONS
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "chat.md"
 

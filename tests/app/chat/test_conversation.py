@@ -491,6 +491,21 @@ def full_chat(chat: Conversation, engine: ScriptedEngine) -> None:
     assert stored(chat)[-1] == "q3"
 
 
+def test_what_only_the_user_can_decide_is_asked_in_order(chat: Conversation, engine: ScriptedEngine) -> None:
+    assert chat.questions == []
+    full_chat(chat, engine)
+    chat.store.db.full = True
+    context, disk = chat.questions
+    assert [result for result, _, _ in context.answers] == ["drop", "summarise", "new"]
+    assert str(chat.store.db.path) in disk.text
+    context.resolve("drop")
+    assert chat.phase != "idle"
+    disk.resolve("unsaved")
+    assert chat.store.unsaved is not None
+    until_idle(chat)
+    assert chat.questions == []
+
+
 def test_dropped_turns_are_not_sent_and_stay_on_the_screen(chat: Conversation, engine: ScriptedEngine) -> None:
     full_chat(chat, engine)
     chat.resolve("drop")

@@ -8,7 +8,6 @@ import pytest
 from headrace.app.chat.conversation import Conversation
 from headrace.app.line_chat import chat as line_chat
 from headrace.app.line_chat.chat import LineChat
-from headrace.app.line_chat.loop import run_line_chat
 from headrace.app.line_chat.terminal import LineTerminal
 from headrace.app.sessions.records import Draft
 from headrace.app.sessions.store import SessionStore
@@ -61,7 +60,7 @@ def chatted(
     lines = ScriptedLines(*typed)
     opened = store.session(session) if session else None
     chat = LineChat(Conversation(engine or ScriptedEngine(), store, opened), lines)
-    run_line_chat(chat)
+    chat.run()
     return lines.printed, chat
 
 
@@ -88,7 +87,7 @@ def test_an_interrupt_stops_the_answer_and_continue_extends_it(store: SessionSto
     lines = ScriptedLines("count", "/continue")
     chat = LineChat(Conversation(engine, store), lines)
     lines.interrupt_when = lambda: lines.printed.endswith("two ")
-    run_line_chat(chat)
+    chat.run()
     assert "one two \n(2 tokens, 167 tok/s, TTFT 50.0 ms, MBU 31 %, stopped)\n" in lines.printed
     assert "> /continue\nthree\n(" in lines.printed  # only what is new
     assert contents(chat) == ["count", "one two three"]
@@ -212,7 +211,7 @@ def test_a_dead_engine_and_a_model_that_fails_leave_a_way_out(store: SessionStor
         return False
 
     lines.interrupt_when = die_once
-    run_line_chat(chat)
+    chat.run()
     assert "killed (SIGKILL)" in lines.printed
     assert "the next message starts it again" in lines.printed
     assert contents(chat)[-1] == "Hello, world."
@@ -233,7 +232,7 @@ def test_a_message_is_answered_though_the_engine_died_before_it_was_typed(store:
 
     lines = DyingLines("Hi", "again")
     chat = LineChat(Conversation(engine, store), lines)
-    run_line_chat(chat)
+    chat.run()
     assert contents(chat) == ["Hi", "Hello, world.", "again", "Hello, world."]
     assert lines.printed.count("killed (SIGKILL)") == 1
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.app.tui.input.history_bar import HistoryBar
+from headrace.app.tui.input.search_bars import HistoryBar
 from tests.app.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
