@@ -66,7 +66,7 @@ def with_time_mix(
         later_mixers=(MixerSpec(recurrence, norm_eps=_HEAD_EPS, wkv=heads), shift),
         output=parameters.tensor(prefix, output),
         time_mix=TimeMixWeights(
-            mixes=tuple(of_channels(f"attn.x_{letter}") for letter in TIME_MIXES),
+            mixes=mx.stack([of_channels(f"attn.x_{letter}") for letter in TIME_MIXES])[:, None],
             receptance=receptance,
             key=key,
             value=value,

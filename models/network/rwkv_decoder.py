@@ -69,7 +69,8 @@ class RwkvDecoder(Decoder):
 
         # Inputs between each row and the one before, and their products.
         change = self._change(x, kv, index, layer.mixer)
-        for_r, for_w, for_k, for_v, for_a, for_g = (x + change * mix for mix in weights.mixes)
+        # (6, N, E), since the rows of a pass are (1, N, E)
+        for_r, for_w, for_k, for_v, for_a, for_g = mx.split(x + change * weights.mixes, 6)
         v = ops.linear(for_v, weights.value)
         if first_values is None:
             first_values = v

@@ -129,7 +129,7 @@ class TimeMixWeights(NamedTuple):
     Pairs are products of a low rank, (R, E) and (E, R), the second with a bias but that of gates.
     """
 
-    mixes: tuple[mx.array, ...]  # (E,) each: shares of the row before in the inputs of r, w, k, v, a and g
+    mixes: mx.array  # (6, 1, E): shares of the row before in the inputs of r, w, k, v, a and g
     receptance: Weight  # (E, E)
     key: Weight  # (E, E)
     value: Weight  # (E, E)
@@ -146,7 +146,7 @@ class TimeMixWeights(NamedTuple):
 
     @property
     def vectors(self) -> list[mx.array]:
-        return [*self.mixes, self.channel_mix]
+        return [self.mixes, self.channel_mix]
 
 
 class ResidualMix(NamedTuple):
