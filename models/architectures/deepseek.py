@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from headrace.models.architectures.architecture import QKV, Architecture, HeadNames
+from headrace.models.architectures.architecture import QKV, Architecture, Config, HeadNames
 from headrace.models.architectures.config import ExpertLayers, ExpertsConfig, Family, RopeConfig
 from headrace.models.architectures.experts import (
     after_dense_layers,
@@ -88,6 +88,46 @@ def _v2_experts(fields: Fields, layers: int) -> ExpertLayers:
     return after_dense_layers(fields, layers, replace(experts, shared=experts.size * shared))
 
 
+# DeepSeek V4's kinds of layers -> tokens in a group whose entry outlives the window; 0: there are no groups
+_V4_GROUPS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+
+
+def _v4_keys(config: Config) -> None:
+    """Add the keys of the published DeepSeek V4 to a config that transformers wrote.
+
+    Raises UnsupportedModelError for layers that no published model has.
+    """
+    fields = Fields(config)
+    layers = fields.count("num_hidden_layers")
+    kinds = fields.listed("layer_types", layers)
+    if kinds is not None:
+        groups = {**_V4_GROUPS, **fields.section("compress_rates")}
+        # The class knows layers with an indexer by their groups of 4.
+        indexed = [kind for kind, size in groups.items() if size == _V4_GROUPS["compressed_sparse_attention"]]
+        if indexed != ["compressed_sparse_attention"] or not groups.keys() >= set(kinds):
+            raise UnsupportedModelError(f"config.json: deepseek_v4 with groups of {groups!r:.120}")
+        config["compress_ratios"] = [groups[kind] for kind in kinds]
+    routers = fields.listed("mlp_layer_types", layers)
+    if routers is not None:
+        hashed = routers.count("hash_moe")
+        if routers != ["hash_moe"] * hashed + ["moe"] * (layers - hashed):
+            raise UnsupportedModelError("config.json: deepseek_v4 with tables of experts after other layers")
+        config["num_hash_layers"] = hashed
+    if config.get("partial_rotary_factor") is not None:
+        config["qk_rope_head_dim"] = int(fields.count("head_dim") * fields.positive("partial_rotary_factor"))
+
+    rope = fields.section("rope_parameters")
+    main = rope.get("main")
+    pooled = rope.get("compress")
+    if isinstance(main, dict) and isinstance(pooled, dict):
+        config["rope_theta"] = main.get("rope_theta")
+        config["compress_rope_theta"] = pooled.get("rope_theta")
+        config["rope_scaling"] = None if pooled.get("rope_type", "default") == "default" else dict(pooled)
+    scaling = config.get("rope_scaling")
+    if isinstance(scaling, dict) and scaling.get("attention_factor") == 1.0:  # so it is without the key
+        config["rope_scaling"] = {key: value for key, value in scaling.items() if key != "attention_factor"}
+
+
 _LING_NAMES = (
     (".word_embeddings.", ".embed_tokens."),
     (".attention.query_key_value.", ".self_attn.qkv_proj."),
@@ -147,6 +187,7 @@ ROWS = (
         runs=several_experts,
         plain=(".mlp.gate",),
     ),
+    Architecture("deepseek_v4", add_keys=_v4_keys),
     Architecture("kimi_k2", same_as="deepseek_v3"),
     Architecture("kimi_k25", nests=True),
     Architecture("kimi_vl", nests=True),

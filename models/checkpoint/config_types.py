@@ -56,7 +56,10 @@ _ROPE_POSITIVE = (
     "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor",
     "short_mscale", "long_mscale",
 )  # fmt: skip
-_LAYER_KINDS = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
+# Sections of a rope section: kinds of layers, and DeepSeek V4's without and with pooled entries
+_LAYER_KINDS = (
+    "full_attention", "sliding_attention", "chunked_attention", "linear_attention", "main", "compress",
+)  # fmt: skip
 
 
 def check_types(config: Mapping[str, object]) -> None:

@@ -163,9 +163,13 @@ def _of_keys(part: CachePart) -> list[LayerKV] | None:
 
 
 def _of_growth(short: CachePart, long: CachePart) -> list[LayerKV]:
-    """Return K/V from the growth of a cache's arrays; arrays that no longer grow have the rows of its window."""
+    """Return K/V from the growth of a cache's arrays; arrays that no longer grow have the rows of its window.
+
+    DeepSeek V4's caches say by an array's name how many tokens' entries a query attends to (`chosen`).
+    """
     layers = []
     window = getattr(long, "window_size", None)
+    chosen = getattr(long, "chosen", {})
     before = dict(tree_flatten({name: value for name, value in vars(short).items() if value is not None}))
     for name, array in tree_flatten({name: value for name, value in vars(long).items() if value is not None}):
         if not isinstance(array, mx.array) or not isinstance(before.get(name), mx.array):
@@ -173,8 +177,8 @@ def _of_growth(short: CachePart, long: CachePart) -> list[LayerKV]:
         growth = (array.nbytes - before[name].nbytes) / (_LONG - _SHORT)
         if growth > 0:
             has_window = window and window > _LONG  # else the array would not have grown
-            layers.append(LayerKV(1, round(growth), window if has_window else None))
-        elif isinstance(window, int) and window in array.shape:
+            layers.append(LayerKV(1, round(growth), window if has_window else None, chosen=chosen.get(name)))
+        elif isinstance(window, int) and window == array.shape[1]:
             layers.append(LayerKV(1, array.nbytes // window, window))
     return layers
 

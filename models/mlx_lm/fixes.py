@@ -42,6 +42,7 @@ class Fix:
     """Differences of one class from its model."""
 
     stock: str = ""  # model_type of the class to change, if mlx-lm has none of this name
+    own: str = ""  # module of headrace with the class, if no class of mlx-lm can be changed into it
     change: "Callable[[nn.Module, BaseModelArgs], None] | None" = None  # of a new model, by its arguments
     rename: Callable[[Weights, Config], Weights] | None = None  # to the names that the class reads
     correct: Callable[[nn.Module, Checkpoint], None] | None = None  # of a loaded model
@@ -427,6 +428,7 @@ FIXES = {
     "arcee": Fix(stock="llama", change=_square_activations),
     "cohere2": Fix(scalings=_UNSCALED),
     "deepseek_v2": Fix(scalings=("yarn",)),
+    "deepseek_v4": Fix(own="headrace.models.mlx_lm.deepseek_v4"),
     "ernie4_5": Fix(scalings=_UNSCALED),
     "ernie4_5_moe": Fix(correct=_correct_experts),
     "falcon_h1": Fix(correct=_scale_keys, refuse=_refuse_norms_by_groups),

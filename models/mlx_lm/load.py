@@ -11,6 +11,7 @@ represent exactly stay packed, except experts, which classes stack. Groups of 16
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -36,6 +37,7 @@ from headrace.models.mlx_lm.mtp import Head
 from headrace.models.network.dtypes import compute_dtype
 from headrace.models.network.mtp import without_head
 from headrace.models.network.weight_arrays import loaded, weight_arrays
+from headrace.runtime.config.typed import as_mapping
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.ops import groups_of_16
 
@@ -85,9 +87,9 @@ def load(
 
 
 def _with_weights(checkpoint: Checkpoint, device: mx.DeviceType, head: Head | None) -> nn.Module:
-    """Return the model with its weights: read by mlx-lm, unless headrace converts their format while it loads."""
+    """Return the model with its weights: read by mlx-lm, unless the format or the class is none that it knows."""
     is_converted = checkpoint.foreign is not None or checkpoint.gguf or has_groups_of_16(checkpoint.quantization)
-    if head is None and not is_converted:
+    if head is None and not is_converted and not fix_of(checkpoint.config).own:
         return _from_files(checkpoint)
     return _from_arrays(checkpoint, device, head)
 
@@ -122,6 +124,8 @@ def of_config(config: Mapping[str, object]) -> nn.Module:
         model.set_dtype(dtype)
         if section is not None:
             _quantize_as_stated(model, section)
+        elif as_mapping(config.get("quantization_config")).get("quant_method") == "fp8" and fix_of(config).own:
+            nn.quantize(model, class_predicate=model.published_format)
         return model
     except (Exception, SystemExit) as error:
         raise refused(config, "it", error) from error
@@ -372,7 +376,11 @@ def classes(config: Mapping[str, object]) -> "tuple[type[nn.Module], type[BaseMo
     stated = dict(config)
     if fix.stock:
         stated["model_type"] = fix.stock
-    stock, arguments = _get_classes(stated)
+    if fix.own:
+        module = import_module(fix.own)
+        stock, arguments = module.Model, module.ModelArgs
+    else:
+        stock, arguments = _get_classes(stated)
 
     # Quantization and loading look at a class's parameters and `sanitize`, so the changes are a subclass.
     class Adapted(stock):  # type: ignore[misc, valid-type]

@@ -15,7 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
@@ -31,6 +31,7 @@ _VIEWS = (
 _ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k")
 # Operations that read a matrix anew each time.
 _PRODUCTS = frozenset({"AddMM", "GatherMM", "GatherQMM", "Matmul", "QuantizedMatmul"})
+_POOLED = 256  # tokens: a multiple of the groups that caches with a window pool
 _Value = tuple[str, tuple[int, ...], mx.Dtype]  # in a traced graph: name, shape, element type
 
 
@@ -54,14 +55,13 @@ def _traced(model: nn.Module) -> dict[str, float]:
     parameters = [(name, array) for name, array in tree_flatten(model.parameters()) if isinstance(array, mx.array)]
     names = [name for name, _ in parameters]
     events: list[dict[str, Any]] = []  # of `mx.export_function`: inputs, then primitives in order
-    states = _recurrent_states(model)
+    states = _states(model)
 
     def step(token: mx.array, *arrays: mx.array) -> mx.array:
         model.update(tree_unflatten(list(zip(names, arrays, strict=True))))
         parts = make_prompt_cache(model)
         for part, state in zip(leaves(parts), states, strict=True):
-            if isinstance(part, ArraysCache) and state is not None:
-                part.cache = [mx.zeros(shape, dtype) for shape, dtype in state]
+            vars(part).update(tree_map(_zeros, state))
         logits: mx.array = model(token, cache=parts)
         return logits
 
@@ -76,20 +76,31 @@ def _traced(model: nn.Module) -> dict[str, float]:
     }
 
 
-def _recurrent_states(model: nn.Module) -> list[list[tuple[tuple[int, ...], mx.Dtype]] | None]:
-    """Return shapes and types of each cache's recurrent state; None for others. Evaluates nothing.
+def _states(model: nn.Module) -> list[dict[str, Any]]:
+    """Return attributes of each cache after some tokens, if a step reads parameters because of them; else none.
 
-    The first step of a sequence has no state, so it would not read the parameters of its decay.
+    The first step of a sequence has no recurrent state, so it would not read the parameters of its decay. Nor has it
+    entries that are pooled from several tokens, so it would not read those of their index. Evaluates nothing.
     """
     parts = make_prompt_cache(model)
     model(mx.array([[0]]), cache=parts)
-    states: list[list[tuple[tuple[int, ...], mx.Dtype]] | None] = []
+    if any(hasattr(part, "window_size") for part in leaves(parts)):
+        parts = make_prompt_cache(model)
+        model(mx.zeros((1, _POOLED), mx.int32), cache=parts)
+    states: list[dict[str, Any]] = []
     for part in leaves(parts):
         if isinstance(part, ArraysCache) and all(isinstance(array, mx.array) for array in part.cache):
-            states.append([(array.shape, array.dtype) for array in part.cache])
+            states.append({"cache": part.cache})
+        elif hasattr(part, "window_size"):
+            states.append(dict(vars(part)))
         else:
-            states.append(None)
+            states.append({})
     return states
+
+
+def _zeros(leaf: object) -> object:
+    """Return zeros in place of an array."""
+    return mx.zeros(leaf.shape, leaf.dtype) if isinstance(leaf, mx.array) else leaf
 
 
 def _bytes_read(inputs: Sequence[_Value], primitives: Sequence[Mapping[str, Any]]) -> Mapping[str, float]:

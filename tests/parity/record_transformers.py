@@ -21,8 +21,14 @@ TOKENS = [(7 * i * i + 3 * i + 5) % 96 for i in range(24)]
 LENGTHS = (12, 24)  # on both sides of the original context of what was extended
 
 
-def weight(name: str, shape: list[int]) -> NDArray[np.float32]:
-    """A tensor's values from its name: matrices keep the variance of what they multiply, norms are near one."""
+def weight(name: str, shape: list[int]) -> NDArray[Any]:
+    """A tensor's values from its name: matrices keep the variance of what they multiply, norms are near one.
+
+    Tables of experts (of eight) have two others for each token.
+    """
+    if name.endswith("tid2eid"):
+        first = np.random.default_rng(zlib.crc32(name.encode())).integers(0, 8, (shape[0], 1))
+        return np.asarray((first + np.array([0, 3])) % 8)
     noise = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32)
     if len(shape) > 1:
         return noise * np.float32(shape[-1] ** -0.5)

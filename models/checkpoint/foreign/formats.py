@@ -35,8 +35,8 @@ AFFINE_GROUPS = (128, 64, 32)  # MLX's group sizes, largest first
 
 # mlx-lm's classes read these formats for a few architectures, and refuse other shapes.
 _LEFT_TO_MLX_LM = ("mxfp4", "mxfp8", "bitnet")
-# Families whose classes read FP8 with scales of 32 x 32 blocks, see `_is_mxfp8`.
-_READ_MXFP8 = ("deepseek_v41", "deepseek_v41_text")
+# Families whose classes read FP8 with power-of-two scales, and the rows and columns that share one: see `_is_mxfp8`.
+_READ_MXFP8 = {"deepseek_v41": 32, "deepseek_v41_text": 32, "deepseek_v4": 128}
 # Tensors next to a quantized matrix that its weights do not need: quantization of activations and K/V.
 _IGNORED = (
     "input_scale", "activation_scale", "input_scale_ub", "input_zero_point", "output_scale", "k_scale", "v_scale",
@@ -59,7 +59,8 @@ def recognise(config: Mapping[str, object], tensors: Mapping[str, TensorInfo]) -
     if not isinstance(section, Mapping):
         raise CheckpointError("config.json: quantization_config is not an object")
     method = section.get("quant_method")
-    if config.get("model_type") in _READ_MXFP8 and _is_mxfp8(section, tensors):
+    block = _READ_MXFP8.get(str(config.get("model_type")))
+    if block is not None and _is_mxfp8(section, tensors, block):
         weights = {name for name in tensors if _has_own_scale(name, tensors)}
         scales = {f"{name.removesuffix('weight')}scale" for name in weights}
         others = [name for name in tensors.keys() - weights - scales if _is_read_by_class(name)]
@@ -74,17 +75,18 @@ def recognise(config: Mapping[str, object], tensors: Mapping[str, TensorInfo]) -
     return recognised
 
 
-def _is_mxfp8(section: Mapping[str, object], tensors: Mapping[str, TensorInfo]) -> bool:
-    """Return whether FP8 has power-of-two scales of 32 x 32 blocks, as DeepSeek V4.1 stores them.
+def _is_mxfp8(section: Mapping[str, object], tensors: Mapping[str, TensorInfo], block: int) -> bool:
+    """Return whether FP8 has power-of-two scales of square blocks, as DeepSeek V4 and V4.1 store them.
 
-    mlx-lm's class repeats them for each row, and keeps the weights packed, experts in 4 bits included.
+    Their classes repeat them for each row and 32 columns, and keep the weights packed, experts in 4 bits included.
     """
-    blocks = section.get("scale_fmt") == "ue8m0" and section.get("weight_block_size") == [32, 32]
-    return section.get("quant_method") == "fp8" and blocks and any(_has_own_scale(name, tensors) for name in tensors)
+    blocks = section.get("scale_fmt") == "ue8m0" and section.get("weight_block_size") == [block, block]
+    scales = {tensors[f"{name.removesuffix('weight')}scale"].dtype for name in tensors if _has_own_scale(name, tensors)}
+    return section.get("quant_method") == "fp8" and blocks and scales == {"F8_E8M0"}
 
 
 def _is_read_by_class(name: str) -> bool:
-    """Return whether mlx-lm's class of DeepSeek V4.1 reads a tensor: none of images, prediction heads and engrams."""
+    """Return whether the class of DeepSeek V4 or V4.1 reads a tensor: none of images, prediction heads and engrams."""
     return not name.startswith(("vision.", "aligner.", "image_", "mtp.")) and ".engram." not in name
 
 

@@ -34,6 +34,12 @@ RENAMED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ),
     ("deepseek_v3", {"rope_parameters": YARN}, {"rope_theta": 5e5, "rope_scaling": {
         "type": "yarn", "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}}),
+    ("deepseek_v4", {
+        "num_hidden_layers": 2, "head_dim": 32, "partial_rotary_factor": 0.5, "mlp_layer_types": ["hash_moe", "moe"],
+        "layer_types": ["heavily_compressed_attention", "compressed_sparse_attention"],
+        "rope_parameters": {"main": ROPE, "compress": {**YARN, "rope_theta": 1e5, "attention_factor": 1.0}}},
+     {"compress_ratios": [128, 4], "num_hash_layers": 1, "qk_rope_head_dim": 16, "rope_theta": 5e5,
+      "compress_rope_theta": 1e5, "rope_scaling": {**YARN, "rope_theta": 1e5}}),
     ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
      {"rope_scaling": {"type": "dynamic", "rope_type": "dynamic", "factor": 2.0}}),
     ("phi3", {"max_position_embeddings": 256, "rope_parameters": {
