@@ -414,7 +414,8 @@ class Mixture(nn.Module):  # type: ignore[misc]
         """x: (B, T, E) -> (B, T, E)."""
         chosen, shares = self.gate(x, tokens)
         routed = mx.sum(self.switch_mlp(x, chosen).astype(mx.float32) * shares[..., None], axis=-2)
-        return (routed + self.shared_experts(x).astype(mx.float32)).astype(x.dtype)
+        shared: mx.array = self.shared_experts(x)
+        return (routed + shared.astype(mx.float32)).astype(x.dtype)
 
 
 class Layer(nn.Module):  # type: ignore[misc]
