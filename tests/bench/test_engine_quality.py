@@ -2,6 +2,8 @@
 
 import json
 import math
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,49 @@ def llama_decode(ctx, batch):
 
 def llama_get_logits(ctx):
     return ctypes.cast((ctypes.c_float * (state.rows * WIDTH))(), ctypes.POINTER(ctypes.c_float))
+"""
+
+# Parameters have more fields than ik_llama.py declares; the last ones have to arrive as they left.
+FAKE_IK = r"""
+#include <cstdint>
+#include <cstdlib>
+extern "C" {
+struct model_params { long fields[20]; };
+struct context_params { uint32_t seed, ctx, batch, ubatch, seqs, threads, threads_batch; double fields[40]; };
+struct batch {
+    int32_t count; int32_t *token; float *embd; int32_t *pos, *seqs, **seq; int8_t *logits; int32_t last[3];
+};
+struct context { context_params params; int length; int rows; };
+void llama_backend_init() {}
+int llama_n_vocab(void *) { return WIDTH; }
+model_params llama_model_default_params() { model_params params{}; params.fields[19] = 19; return params; }
+context_params llama_context_default_params() { context_params params{}; params.fields[39] = 39; return params; }
+void *llama_model_load_from_file(const char *, model_params params) {
+    return params.fields[19] == 19 ? malloc(1) : nullptr;
+}
+context *llama_init_from_model(void *, context_params params) {
+    return params.fields[39] == 39 && params.ctx ? new context{params, 0, 0} : nullptr;
+}
+uint32_t llama_n_threads(context *c) { return c->params.threads; }
+uint32_t llama_n_threads_batch(context *c) { return c->params.threads_batch; }
+void llama_kv_cache_clear(context *c) { c->length = 0; }
+void llama_synchronize(context *) {}
+batch llama_batch_init(int count, int, int) {
+    auto seq = new int32_t *[count];
+    for (int i = 0; i < count; i++) seq[i] = new int32_t[1];
+    return {0, new int32_t[count], nullptr, new int32_t[count], new int32_t[count], seq, new int8_t[count], {1, 2, 3}};
+}
+int llama_decode(context *c, batch b) {
+    c->rows = 0;
+    for (int i = 0; i < b.count; i++) {
+        if (b.pos[i] != c->length + i || b.seqs[i] != 1 || b.seq[i][0] != 0) return 1;
+        c->rows += b.logits[i];
+    }
+    c->length += b.count;
+    return b.last[2] == 3 ? 0 : 1;
+}
+float *llama_get_logits(context *c) { return static_cast<float *>(calloc(c->rows * WIDTH, sizeof(float))); }
+}
 """
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="needs the native kernels")
@@ -102,6 +147,24 @@ def test_every_engine_is_compared_with_float32(run: Run, arguments: list[str]) -
     assert engines["openvino"]["settings"]["KV_CACHE_PRECISION"] == "u8"
     assert engines["openvino f32"]["settings"]["KV_CACHE_PRECISION"] == "f32"
     assert engines["llama.cpp"]["threads"] == native.status().threads
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_ik_llama_cpp_is_read_through_its_library(run: Run, arguments: list[str], tmp_path: Path) -> None:
+    build = tmp_path / "build"
+    (build / "src").mkdir(parents=True)
+    (build / "ggml" / "src").mkdir(parents=True)
+    source = tmp_path / "fake.cpp"
+    source.write_text(FAKE_IK)
+    library = build / "src" / "libllama.so"
+    command = ["c++", "-std=c++17", "-shared", "-fPIC", f"-DWIDTH={VOCAB + 3}", "-o", library, source]
+    subprocess.run(command, check=True)
+    shutil.copy(library, build / "ggml" / "src" / "libggml.so")
+    found = run([*arguments[:-4], "-d", "0", "--ik-build", str(build)])
+    (peer,) = (entry for entry in found["results"] if entry["depth"] is None and entry["variant"] == "ik_llama.cpp")
+    assert peer["perplexity"] == pytest.approx(VOCAB)
+    (engine,) = (engine for engine in found["engines"] if engine["engine"] == "ik_llama.cpp")
+    assert (engine["threads"], engine["version"]) == (native.status().threads, "unknown")
 
 
 def test_threads_are_those_asked_for(run: Run, arguments: list[str]) -> None:
