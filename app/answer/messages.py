@@ -108,8 +108,11 @@ def text_content(value: object, where: str, *, in_history: bool = False) -> str:
         raise UsageError(f"{where} must be a text or a list of parts, not {shown(value)}")
     texts = []
     for index, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get("text", part.get("refusal")) if isinstance(part, dict) else part
+        kind = None
+        text = part
+        if isinstance(part, dict):
+            kind = part.get("type")
+            text = part.get("text", part.get("refusal"))
         if in_history and (words := not_shown(kind)) is not None:
             texts.append(words)
             continue

@@ -177,7 +177,9 @@ class AnswerOptions:
             given["schema"] = json.dumps(self.schema, ensure_ascii=False)
         if self.chat_template_kwargs is not None:
             given["chat_template_kwargs"] = json.dumps(self.chat_template_kwargs, ensure_ascii=False)
-        return given | ({"stop": list(self.stop)} if self.stop is not None else {})
+        if self.stop is not None:
+            given["stop"] = list(self.stop)
+        return given
 
     def over(self, base: "AnswerOptions") -> "AnswerOptions":
         """Return these options, and those of `base` where they are not set."""
@@ -196,7 +198,9 @@ class AnswerOptions:
             return GrammarSource("schema", schema_text(self.schema))
         if self.regex is not None:
             return GrammarSource("regex", self.regex)
-        return None if self.grammar is None else GrammarSource("grammar", self.grammar)
+        if self.grammar is not None:
+            return GrammarSource("grammar", self.grammar)
+        return None
 
     def resolved(self, recommended: "AnswerOptions") -> "AnswerOptions":
         """Return these options over those that the model recommends, over greedy decoding.

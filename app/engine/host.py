@@ -42,8 +42,7 @@ from headrace.models.registry.store import Store
 from headrace.models.text.encoding import EncodingStoppedError, encoding_ends
 from headrace.models.text.events import Completed, TextChunk
 from headrace.runtime import ops
-from headrace.runtime.engine import request
-from headrace.runtime.engine.request import CancelFlag
+from headrace.runtime.engine.request import CancelFlag, PrefillProgress, SequenceFailed
 from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.engine.step_timer import watch_garbage
 from headrace.runtime.errors import HeadraceError, expected
@@ -235,8 +234,10 @@ class EngineHost:
 
     def step(self, send: Send) -> None:
         """Run one step of all answers. Raises the errors of `Engine.step`: call `drop` then."""
-        batch = 0
-        pairs = len(self._running) / 2 if self._serving else 1  # of answers: deltas of many come less often
+        batch = 0  # sequences of the step; 0 for one without tokens
+        text_s = self._text_s
+        if self._serving:  # the more answers, the less often come the deltas of each
+            text_s *= max(1, len(self._running) / 2)
         self._answerer.engine.timer.every = self.timed_every
         for answer, event in self._answerer.step():
             running = self._running[answer]
@@ -244,52 +245,61 @@ class EngineHost:
                 case TextChunk():
                     batch = event.step.record.batch
                     self._batch.add(len(event.step.tokens))
-                    running.outbox.text_s = self._text_s * max(1, pairs)
+                    running.outbox.text_s = text_s
                     running.outbox.add(event)
                     if answer.repeats and not running.repeats:
                         running.repeats = True
                         send(Repeats(running.id))
                 case Completed():
-                    running.outbox.add(event)
-                    running.outbox.flush()
                     del self._running[answer]
-                    self._disk_cache.add(running.sequence.tokens)
-                    self._reuse.answered(running.sequence.tokens)
-                    end = event.finished
-                    fits = end.ended_by != "context_limit" or self._fit.last_turn_fits(
-                        running.command, end.summary.completion_tokens
-                    )
-                    send(Done(running.id, end, fits))
-                case request.SequenceFailed():
+                    self._send_end(running, event, send)
+                case SequenceFailed():
                     running.outbox.flush()
                     del self._running[answer]
                     error = expected(event.error)
                     send(Failed(running.id, str(error), error.hint, type(error).__name__))
                 case _:  # the progress of a prefill
-                    reuse = None
-                    prompt = list[tuple[str, bool]]()
-                    if not running.explained:
-                        reuse = self._reuse.explain(answer.prompt.ids, event.reused)
-                        prompt = self._loaded.tokenizer.marked(answer.prompt.ids) if running.command.explain else []
-                    running.explained = True
-                    send(
-                        Prefill(
-                            id=running.id,
-                            done=event.done,
-                            total=event.total,
-                            reused=event.reused,
-                            waited_s=answer.prompt.waited_s,
-                            tokenize_s=answer.prompt.tokenize_s,
-                            reuse=reuse,
-                            unchecked_tools=tuple(answer.unchecked_tools),
-                            prompt=prompt,
-                            prefill_s=running.sequence.timeline.prefill_s,
-                        )
-                    )
+                    self._send_prefill(running, answer, event, send)
         states = {running.id: running.sequence.state for running in self._running.values()}
         self._batch.step(batch, states, send)
         if not self.busy:
             self.idle.idle()
+
+    def _send_end(self, running: _Running, event: Completed, send: Send) -> None:
+        """Send the rest of an answer's text and its end. Its tokens can be reused from now on."""
+        running.outbox.add(event)
+        running.outbox.flush()
+        self._disk_cache.add(running.sequence.tokens)
+        self._reuse.answered(running.sequence.tokens)
+        end = event.finished
+        fits = True
+        if end.ended_by == "context_limit":
+            fits = self._fit.last_turn_fits(running.command, end.summary.completion_tokens)
+        send(Done(running.id, end, fits))
+
+    def _send_prefill(self, running: _Running, answer: Answer, event: PrefillProgress, send: Send) -> None:
+        """Send the progress of a prefill. The first event of an answer explains the reuse of its prompt."""
+        reuse = None
+        prompt: list[tuple[str, bool]] = []
+        if not running.explained:
+            running.explained = True
+            reuse = self._reuse.explain(answer.prompt.ids, event.reused)
+            if running.command.explain:
+                prompt = self._loaded.tokenizer.marked(answer.prompt.ids)
+        send(
+            Prefill(
+                id=running.id,
+                done=event.done,
+                total=event.total,
+                reused=event.reused,
+                waited_s=answer.prompt.waited_s,
+                tokenize_s=answer.prompt.tokenize_s,
+                reuse=reuse,
+                unchecked_tools=tuple(answer.unchecked_tools),
+                prompt=prompt,
+                prefill_s=running.sequence.timeline.prefill_s,
+            )
+        )
 
     def drop(self) -> list[int]:
         """Forget all answers after `step` raised, and return their ids."""
@@ -350,8 +360,12 @@ def _draft(spec: ModelSpec, loaded: LoadedModel, progress: Progress) -> Network 
 
 def _spare_cpus(host: Machine) -> int:
     """Return the CPUs, hyper-threads included, that the kernels' threads do not use."""
-    native = ops.native.status() if ops.select() is ops.native else None
-    scheduled = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    limited = host.usable_cores < min(host.physical_cores, scheduled)  # by the container's share of time
-    busy = native.threads if native is not None and native.threads else 1
-    return max(0, (host.usable_cores if limited else scheduled) - busy)
+    available = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # macOS lacks it
+        available = len(os.sched_getaffinity(0))
+    if host.usable_cores < min(host.physical_cores, available):  # a container's share of time is the limit
+        available = host.usable_cores
+    busy = 1
+    if ops.select() is ops.native:
+        busy = ops.native.status().threads or 1
+    return max(0, available - busy)

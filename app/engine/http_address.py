@@ -50,9 +50,14 @@ class HTTPAddress:
 
     def ask(self, connection: HTTPConnection, path: str, body: Mapping[str, object] | None = None) -> HTTPResponse:
         """Send a request, and return its response. Raises OSError and HTTPException, ServerError for other statuses."""
-        data = None if body is None else json.dumps(body).encode()
-        headers = {**self._headers, "Content-Type": "application/json"} if data else self._headers
-        connection.request("GET" if data is None else "POST", self._path + path, data, headers)
+        method = "GET"
+        data = None
+        headers = self._headers
+        if body is not None:
+            method = "POST"
+            data = json.dumps(body).encode()
+            headers = {**headers, "Content-Type": "application/json"}
+        connection.request(method, self._path + path, data, headers)
         response = connection.getresponse()
         if response.status != 200:
             raise _error(response.status, response.read(_LONGEST_BODY))
@@ -78,6 +83,9 @@ class HTTPAddress:
 
 def events(response: HTTPResponse) -> Iterator[tuple[str, str]]:
     """Yield the name, perhaps empty, and the data of server-sent events."""
+    # event: done
+    # data: {"id": 1}
+    #                      an empty line ends an event; OpenAI's have data alone
     name = ""
     while line := response.readline(_LONGEST_LINE):
         if line.startswith(b"event:"):

@@ -151,7 +151,8 @@ class IdleWork:
                 meter = CPUMeter([os.getppid()])  # the chat's process
                 read = self._read_memory(stop)
                 use = meter.use()
-                self.memory_gb_s = self.memory_gb_s if use is not None and use.contended else read.gb_s
+                if use is None or not use.contended:
+                    self.memory_gb_s = read.gb_s
                 self._measured_at = time.monotonic()
                 self._answered_since = False
                 self.peak = cached_peak() or read

@@ -89,7 +89,9 @@ class Inbox:
         """
         with self._arrived:
             is_ready = self._is_joining if joins else self.waiting
-            return self._commands.popleft() if self._arrived.wait_for(is_ready, timeout) else None
+            if not self._arrived.wait_for(is_ready, timeout):
+                return None
+            return self._commands.popleft()
 
     def put(self, prepared: Prepared) -> None:
         """Hand over a request that was prepared, before all commands."""
@@ -230,7 +232,10 @@ class Server:
                 case Quit():
                     self._quit(command.seconds)
         except Exception as error:
-            failed = _failed(command.id if isinstance(command, Generate | CountTokens | Prepared) else None, error)
+            generation = None
+            if isinstance(command, Generate | CountTokens | Prepared):
+                generation = command.id
+            failed = _failed(generation, error)
             if isinstance(command, Pull):
                 self._send(PullFailed(command.name, failed.message, failed.hint))
             else:

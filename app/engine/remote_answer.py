@@ -53,8 +53,9 @@ class RemoteAnswer:
             delta = choice.get("delta") or {}
             self._thinking += delta.get("reasoning_content") or delta.get("reasoning") or ""
             self._content += delta.get("content") or ""
-        has_text = self._thinking or self._content
-        return [self._delta([self._record()])] if has_text and not self._is_headrace else []
+        if self._is_headrace or not (self._thinking or self._content):
+            return []  # headrace's own server reports a step after its text
+        return [self._delta([self._record()])]
 
     def end(self) -> list[Event]:
         """Return the end of the answer, after the last chunk."""
@@ -87,10 +88,15 @@ class RemoteAnswer:
         if self._has_content:
             content = thinking + content
             thinking = ""
-        opening = OPENING if thinking and not self._has_thinking else ""
-        self._has_thinking = self._has_thinking or thinking != ""
-        closing = CLOSING if content and self._has_thinking and not self._has_content else ""
-        self._has_content = self._has_content or content != ""
+        opening = ""
+        if thinking and not self._has_thinking:
+            opening = OPENING
+            self._has_thinking = True
+        closing = ""
+        if content and not self._has_content:
+            self._has_content = True
+            if self._has_thinking:
+                closing = CLOSING
         self._thinking = ""
         self._content = ""
         text = opening + thinking + closing + content

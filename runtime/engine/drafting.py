@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -32,11 +33,16 @@ from headrace.runtime.speculation.pass_costs import PassCostStore
 from headrace.runtime.speculation.proposer import MAX_DRAFT, Proposer, Speculation
 
 Extend = Callable[[ScheduledChunk, tuple[int, ...], str], ScheduledChunk]
+"""Adds draft tokens of a source to a chunk, as far as there is room."""
 Sequenced = sequences.Sequence  # the engine's; `Sequence` is Python's here
-_Firsts = Sequence[
-    tuple[Proposer, float]
-]  # of one sequence: proposers, and the chance of the first draft token of each
 _MIN_NEW = 16  # new passes with draft tokens, from which on the file is written again
+
+
+class _FirstDraft(NamedTuple):
+    """A proposer that has draft tokens for a sequence. chance: that its first one is accepted, the highest of all."""
+
+    proposer: Proposer
+    chance: float
 
 
 @dataclass(slots=True)
@@ -132,7 +138,7 @@ class Drafting:
             for proposer in (proposer for sequence in batch for proposer in sequence.proposers):
                 proposer.is_wanted = False
             return chunks
-        firsts = [_first_chances(sequence) for sequence in batch]
+        firsts = [_first_drafts(sequence) for sequence in batch]
         offers, trials = self._offers(batch, firsts)
         self._start_dry_runs(batch, trials)
         is_offered = any(offer.chances for offer in offers)
@@ -163,19 +169,19 @@ class Drafting:
         self._costs.save(self.controller.measured, rates)
 
     def _offers(
-        self, batch: Sequence[Sequenced], firsts: Sequence[_Firsts]
+        self, batch: Sequence[Sequenced], firsts: Sequence[Sequence[_FirstDraft]]
     ) -> tuple[Sequence[_Offer], Sequence[_Offer]]:
         """Return each sequence's best draft to verify, and its draft for a dry run."""
         paying = self._paying_sources(firsts)
         offers: list[_Offer] = []
         trials: list[_Offer] = []
-        for sequence, pairs in zip(batch, firsts, strict=True):
+        for sequence, sequence_firsts in zip(batch, firsts, strict=True):
             proposers: list[Proposer] = []
-            for proposer, _ in pairs:
-                if proposer.source in paying:
-                    proposers.append(proposer)
+            for first in sequence_firsts:
+                if first.proposer.source in paying:
+                    proposers.append(first.proposer)
                 else:
-                    proposer.is_wanted = False
+                    first.proposer.is_wanted = False
             offer, trial = self._best_offers(sequence, proposers, len(batch))
             offers.append(offer)
             trials.append(trial)
@@ -210,16 +216,17 @@ class Drafting:
                 best = offer
         return best, trial
 
-    def _paying_sources(self, firsts: Sequence[_Firsts]) -> set[str]:
+    def _paying_sources(self, firsts: Sequence[Sequence[_FirstDraft]]) -> set[str]:
         """Return the sources whose most likely first draft token can pay."""
-        best: dict[str, tuple[float, float]] = {}  # by source: the highest chance of a first token, and its cost
-        for pairs in firsts:
-            for proposer, chance in pairs:
-                best[proposer.source] = max(best.get(proposer.source, (0.0, 0.0)), (chance, proposer.cost_s))
+        best: dict[str, _FirstDraft] = {}  # by source
+        for sequence_firsts in firsts:
+            for first in sequence_firsts:
+                other = best.get(first.proposer.source, first)
+                best[first.proposer.source] = max(other, first, key=lambda each: (each.chance, each.proposer.cost_s))
         paying = {
             source
-            for source, (chance, cost_s) in best.items()
-            if self.controller.pays(len(firsts), chance, cost_s, context=self._context)
+            for source, first in best.items()
+            if self.controller.pays(len(firsts), first.chance, first.proposer.cost_s, context=self._context)
         }
         if "mtp" in best and "mtp" not in paying:
             self.acceptance.relax()  # else its rates would never be measured again
@@ -294,23 +301,23 @@ def _next_position(sequence: Sequenced) -> int:
     return len(sequence.tokens) + _unread(sequence)
 
 
-def _first_chances(sequence: Sequenced) -> _Firsts:
-    """Return the proposers that have draft tokens, and the first one's chance of acceptance, the highest of all.
+def _first_drafts(sequence: Sequenced) -> Sequence[_FirstDraft]:
+    """Return the proposers that have draft tokens for a sequence.
 
     None where a draft makes no sense: before the first token, at the last one, or if a token may be forced. All
     proposers are updated in any case.
     """
-    pairs = []
+    firsts = []
     for proposer in sequence.proposers:
         try:
             proposer.update(sequence.tokens)
             if chances := proposer.chances(1):
-                pairs.append((proposer, chances[0]))
+                firsts.append(_FirstDraft(proposer, chances[0]))
         except Exception:
             sequence.proposers = [other for other in sequence.proposers if other is not proposer]
-    if pairs and (not sequence.output_count or sequence.remaining <= 1 or sequence.may_force(MAX_DRAFT + 2)):
+    if firsts and (not sequence.output_count or sequence.remaining <= 1 or sequence.may_force(MAX_DRAFT + 2)):
         return ()
-    return pairs
+    return firsts
 
 
 def _chances(sequence: Sequenced, proposer: Proposer, unread: int) -> Sequence[float]:

@@ -1,10 +1,11 @@
 """Activations in stock MLX: SiLU, GELU (tanh approximation, exact, sparse), clamped SiLUs, sigmoid gates, xIELU, SiTU.
 
 `reference.glu` and `norm_glu` use them on every device, `native` for those that its kernels lack. A name stands in
-config.json, in `ACTIVATIONS` or `unit`, and for the kernels in runtime/native. tests/runtime/ops/ compares with the
-kernels, and tests/parity/ with other implementations.
+config.json, in `ACTIVATIONS` or `unit`, and for the kernels in runtime/native. tests/parity/test_mlx_lm_families.py
+compares logits with mlx-lm's, and tests/runtime/ops/test_native_kernels.py the kernels with these.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -48,6 +49,8 @@ class SituGate(NamedTuple):
 GatedCurve = BoundedSilu | SparseGelu | SituGate
 Curve = Xielu | GatedCurve
 """An activation with numbers of its own."""
+Elementwise = Callable[..., mx.array]
+"""A function of arrays of one shape, and of numbers."""
 
 
 def _silu_gated(gate: mx.array, up: mx.array) -> mx.array:
@@ -119,13 +122,13 @@ def unit(projected: mx.array, activation: str | Curve, *, compiled: bool) -> mx.
     Those that gate nothing are "relu2", "tanh_gelu", "erf_gelu" and xIELU.
     """
     if isinstance(activation, Xielu):
-        return (_COMPILED_XIELU if compiled else _xielu)(projected, *_numbers(activation, projected.dtype))
+        return _form(_xielu, compiled)(projected, *_numbers(activation, projected.dtype))
     if activation == "relu2":
         return mx.square(mx.maximum(projected, 0))  # gates nothing (So et al., arXiv:2109.08668)
     if activation == "tanh_gelu":
-        return (COMPILED if compiled else ACTIVATIONS)["gelu"](projected, mx.array(1, projected.dtype))
+        return _form(_gelu_gated, compiled)(projected, mx.array(1, projected.dtype))
     if activation == "erf_gelu":
-        return (_COMPILED_ERF_GELU if compiled else _erf_gelu)(projected)
+        return _form(_erf_gelu, compiled)(projected)
     gate, up = mx.split(projected, 2, axis=-1)
     return gated(gate, up, activation, compiled=compiled)
 
@@ -133,15 +136,23 @@ def unit(projected: mx.array, activation: str | Curve, *, compiled: bool) -> mx.
 def gated(gate: mx.array, up: mx.array, activation: str | GatedCurve, *, compiled: bool) -> mx.array:
     """Return act(gate) * up, (.., F) each."""
     if isinstance(activation, BoundedSilu):
-        return (_COMPILED_BOUNDED if compiled else _bounded_gated)(gate, up, *_numbers(activation, up.dtype))
+        return _form(_bounded_gated, compiled)(gate, up, *_numbers(activation, up.dtype))
     if isinstance(activation, SparseGelu):
         return _sparse_gelu_gated(gate, up, *_numbers(activation, mx.float32))
     if isinstance(activation, SituGate):
-        return (_COMPILED_SITU if compiled else _situ_gated)(gate, up, *_numbers(activation, mx.float32))
-    return (COMPILED if compiled else ACTIVATIONS)[activation](gate, up)
+        return _form(_situ_gated, compiled)(gate, up, *_numbers(activation, mx.float32))
+    return _form(ACTIVATIONS[activation], compiled)(gate, up)
 
 
-ACTIVATIONS = {
+def _form(function: Elementwise, compiled: bool) -> Elementwise:
+    """Return a function of this file, compiled or as it is."""
+    if compiled:
+        compiled_function: Elementwise = _COMPILED[function]
+        return compiled_function
+    return function
+
+
+ACTIVATIONS: dict[str, Elementwise] = {
     "silu": _silu_gated,
     "gelu": _gelu_gated,
     "clamped": _clamped_gated,
@@ -151,8 +162,6 @@ ACTIVATIONS = {
 STOCK_ONLY = frozenset(("erf_gelu", "gated_erf_gelu"))
 """Names that the native kernels lack."""
 # Compiled, the chain is one kernel for every shape. Not on the CPU, where MLX would run a C++ compiler first.
-COMPILED = {name: mx.compile(gated, shapeless=True) for name, gated in ACTIVATIONS.items()}
-_COMPILED_ERF_GELU = mx.compile(_erf_gelu, shapeless=True)
-_COMPILED_BOUNDED = mx.compile(_bounded_gated, shapeless=True)
-_COMPILED_SITU = mx.compile(_situ_gated, shapeless=True)
-_COMPILED_XIELU = mx.compile(_xielu, shapeless=True)
+# `_sparse_gelu_gated` is not among them: it takes the mean of a row.
+_ELEMENTWISE: list[Elementwise] = [*ACTIVATIONS.values(), _erf_gelu, _bounded_gated, _situ_gated, _xielu]
+_COMPILED = {function: mx.compile(function, shapeless=True) for function in _ELEMENTWISE}

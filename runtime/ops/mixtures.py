@@ -17,7 +17,7 @@ from headrace.runtime.ops.weights import Mixture, Weight
 def routed(logits: mx.array, m: Mixture, *, compiled: bool = False) -> tuple[mx.array, mx.array]:
     """Return each token's experts and their weights, (B, T, active) each. logits (B, T, X).
 
-    compiled: elementwise operations in a row are one kernel, as in `activations.COMPILED`.
+    compiled: elementwise operations in a row are one kernel, as in `activations.py`.
     """
     chosen, shares = _chosen(logits, m, compiled)
     if m.expert_scale is not None:

@@ -41,9 +41,10 @@ class LlamaBench:
     def __init__(self, model: str, program: str, gguf: str, threads: int, kv: str = "f16") -> None:
         self.model = model
         self._command = [program, "-m", gguf, "-t", str(threads), "-r", "1", "-o", "json"]
-        self._command += ["-ctk", kv, "-ctv", kv] if kv != "f16" else []
-        # Quantized values need flash attention.
-        self._ways = ("1", "0") if kv == "f16" else ("1",)
+        self._ways = ["1", "0"]  # of -fa: with flash attention, and without
+        if kv != "f16":
+            self._command += ["-ctk", kv, "-ctv", kv]
+            self._ways = ["1"]  # quantized values need flash attention
         self._flash: dict[Test, str] = {}  # on or off, the faster for each test
         report = self._run(Test(1, 0), "1")
         used = report.n_threads
