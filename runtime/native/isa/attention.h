@@ -192,25 +192,39 @@ inline void few_at_a_time(int64_t queries, const Act& act) {
   }
 }
 
-// All queries use an entry while it is in registers or the L1.
+// How often all values of a chunk are read: each part of the queries reads a few columns at a time.
+inline int64_t value_passes(int64_t queries, int64_t dim) {
+  int64_t passes = 0;
+  few_at_a_time(queries, [&](auto few, int64_t) {
+    constexpr int64_t columns = value_vectors(few()) * W;
+    passes += dim / columns + (dim % columns + W - 1) / W;
+  });
+  return passes;
+}
+
+// All queries use an entry while it is in registers or the L1. Scores and all passes over values take about as long, so each asks
+// for half of the next chunk, evenly: memory would be idle behind requests made in a burst.
 template <Type T>
 inline void attend_chunk_as(const Chunk& chunk, int64_t dim, const float* const* q, int64_t queries, ScoreRule rule, float* scores,
                             Softmax* states) {
   constexpr int64_t ld = kAttendChunk;
-  const int64_t n = chunk.n, whole = (n + kScorePad - 1) / kScorePad * kScorePad;
+  const int64_t n = chunk.n, fours = (n + 3) / 4, whole = (n + kScorePad - 1) / kScorePad * kScorePad;
   Requests<2> own{chunk.own, {}}, next{chunk.next[0], chunk.next[1]}, none{};
   own.rest();
-  const int64_t bytes = next.share((n + 3) / 4 * 2);
+  const int64_t with_keys = next.share(fours * 2);
   few_at_a_time(queries, [&](auto few, int64_t j) {
-    score_keys<T, few()>(chunk.keys, n, dim, q + j, scores + j * ld, ld, j == 0 ? next : none, bytes);
+    score_keys<T, few()>(chunk.keys, n, dim, q + j, scores + j * ld, ld, j == 0 ? next : none, with_keys);
   });
   softmax_rows(scores, ld, queries, whole, 0, n, rule, states);
+  const int64_t with_values = next.share(fours * value_passes(queries, dim));
   few_at_a_time(queries, [&](auto few, int64_t j) {
     constexpr int V = value_vectors(few());
     const float* weights = scores + j * ld;
     int64_t d = 0;
-    for (; d + V * W <= dim; d += V * W) weigh_values<T, few(), V>(chunk.values, n, dim, d, weights, ld, states + j, next, bytes);
-    for (; d < dim; d += W) weigh_values<T, few(), 1>(chunk.values, n, dim, d, weights, ld, states + j, next, bytes);
+    for (; d + V * W <= dim; d += V * W) {
+      weigh_values<T, few(), V>(chunk.values, n, dim, d, weights, ld, states + j, next, with_values);
+    }
+    for (; d < dim; d += W) weigh_values<T, few(), 1>(chunk.values, n, dim, d, weights, ld, states + j, next, with_values);
   });
   next.rest();
 }
