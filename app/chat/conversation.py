@@ -120,7 +120,7 @@ class Conversation:
 
     @property
     def questions(self) -> list[OpenQuestion]:
-        """What the user has to decide: about a full context, then about a full disk."""
+        """Decisions that the user has to make: about a full context, then about a full disk."""
         questions = []
         full = self.trimming.question
         if full is not None and self.phase == "idle":

@@ -1,8 +1,7 @@
 """Small dialogs: a line of text, a choice of a few, a choice that opens while the user may be typing.
 
 The chat opens the last kind by itself, for the open questions of a `Conversation`. An answer calls back with the chosen
-result, None on Esc. tests/tui/screens/test_dialogs.py and
-tests/tui/test_unasked.py.
+result, None on Esc. tests/tui/screens/test_dialogs.py and tests/tui/test_unasked.py.
 """
 
 import time

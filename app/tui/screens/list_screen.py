@@ -44,7 +44,7 @@ class ListScreen(SingleDismissal, ModalScreen[ScreenResultType]):
 
     @property
     def words(self) -> str:
-        """What is typed into the field."""
+        """The text that is typed into the field."""
         return self.query_one(Field).value
 
     def set_options(self, options: Sequence[Option], nothing: str, *, marked: int | None) -> None:
