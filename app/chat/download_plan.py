@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from headrace.models.checkpoint.split_files import is_gguf
 from headrace.models.registry.adapters import find_adapter, split_adapter
 from headrace.models.registry.catalog import find, load_catalog
+from headrace.models.registry.hub_id import HubId
 from headrace.models.registry.progress import silent
 from headrace.models.registry.resolve import DEFAULT_MODEL, find_source, names_on_disk, stored_name
-from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, LocalGGUF, parse_source
+from headrace.models.registry.source import CatalogName, LocalDirectory, LocalGGUF, parse_source
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError
 from headrace.runtime.metrics.units import format_bytes

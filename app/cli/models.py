@@ -39,6 +39,7 @@ from headrace.app.predict.recommend import recommended_uses
 from headrace.app.predict.uses import STAR, legend
 from headrace.models.registry.catalog import find, squashed
 from headrace.models.registry.checksums import content_problems, recorded_files
+from headrace.models.registry.hub_id import HubId
 from headrace.models.registry.import_gguf import find_copy
 from headrace.models.registry.progress import Progress
 from headrace.models.registry.resolve import (
@@ -49,7 +50,7 @@ from headrace.models.registry.resolve import (
     resolve,
     stored_name,
 )
-from headrace.models.registry.source import CatalogName, HubId, LocalGGUF
+from headrace.models.registry.source import CatalogName, LocalGGUF
 from headrace.models.registry.store import CachedFiles, Store, directory_bytes
 from headrace.runtime.config.typed import typed
 from headrace.runtime.errors import CheckpointError, HeadraceError, UsageError

@@ -23,10 +23,11 @@ from headrace.models.cost.costs import checkpoint_cost, loaded_weight_bytes, sha
 from headrace.models.cost.shape_sources import shape_of_checkpoint, shape_of_gguf
 from headrace.models.cost.step_shape import StepShape
 from headrace.models.registry.catalog import CatalogEntry, load_catalog
+from headrace.models.registry.hub_id import HubId
 from headrace.models.registry.import_gguf import copied_file, copy_bytes, is_linked, title_of
 from headrace.models.registry.other_programs import foreign_models
 from headrace.models.registry.resolve import DEFAULT_MODEL, ResolvedModel, find_source, resolve
-from headrace.models.registry.source import HubId, LocalGGUF
+from headrace.models.registry.source import LocalGGUF
 from headrace.models.registry.store import INCOMPLETE, Store, StoredModel, directory_bytes
 from headrace.runtime.errors import CheckpointError, HeadraceError, UnsupportedModelError, UsageError
 from headrace.runtime.metrics.cost import StepCost

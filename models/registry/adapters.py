@@ -13,9 +13,10 @@ from tempfile import TemporaryDirectory
 
 from headrace.models.checkpoint.adapter import CONFIG_FILE, Adapter, open_adapter
 from headrace.models.checkpoint.gguf_link import file_facts
+from headrace.models.registry.hub_id import HubId
 from headrace.models.registry.import_gguf import gguf_of
 from headrace.models.registry.progress import Progress
-from headrace.models.registry.source import HubId, parse_source
+from headrace.models.registry.source import parse_source
 from headrace.models.registry.store import StoredModel
 from headrace.runtime.config.paths import cache_dir
 from headrace.runtime.errors import HeadraceError, ModelNotFoundError, UnsupportedModelError, UsageError

@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.models.registry.source import HubId
+from headrace.models.registry.hub_id import HubId
 from headrace.runtime.config.paths import ASSETS
 from headrace.runtime.errors import ModelNotFoundError
 

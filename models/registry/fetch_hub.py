@@ -47,8 +47,8 @@ from headrace.models.registry.hub_client import (
     small_chunks,
 )
 from headrace.models.registry.hub_files import choose_files
+from headrace.models.registry.hub_id import HubId
 from headrace.models.registry.progress import Progress, silent
-from headrace.models.registry.source import HubId
 from headrace.runtime.errors import (
     CheckpointError,
     FetchError,

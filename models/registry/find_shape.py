@@ -16,8 +16,9 @@ from headrace.models.cost.shape_sources import (
     shape_of_gguf,
 )
 from headrace.models.cost.step_shape import StepShape
+from headrace.models.registry.hub_id import HubId
 from headrace.models.registry.resolve import DEFAULT_MODEL, find_source, stored_name
-from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, LocalGGUF
+from headrace.models.registry.source import CatalogName, LocalDirectory, LocalGGUF
 from headrace.models.registry.store import Store
 from headrace.runtime.config.paths import shown_name
 

@@ -19,7 +19,7 @@ from headrace.models.checkpoint.adapter import CONFIG_FILE, WEIGHT_FILES, open_a
 from headrace.models.checkpoint.safetensors import MAX_INDEX_BYTES
 from headrace.models.checkpoint.shard_header import read_strict_object
 from headrace.models.checkpoint.split_files import first_parts, is_gguf, parts_of
-from headrace.models.registry.source import HubId
+from headrace.models.registry.hub_id import HubId
 from headrace.models.registry.store import CachedFiles
 from headrace.runtime.config.typed import as_mapping
 from headrace.runtime.errors import HeadraceError

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.models.checkpoint.split_files import first_parts, is_gguf
-from headrace.models.registry.source import HubId, LocalDirectory, LocalGGUF
+from headrace.models.registry.hub_id import HubId
+from headrace.models.registry.source import LocalDirectory, LocalGGUF
 from headrace.runtime.errors import UnsupportedModelError
 
 _OLLAMA_LIBRARY = ("registry.ollama.ai", "library")  # host and namespace of names without either

@@ -22,6 +22,7 @@ from headrace.models.checkpoint.adapter import Adapter
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.registry.adapters import converted, find_adapter, name_with, split_adapter
 from headrace.models.registry.checksums import checksums
+from headrace.models.registry.hub_id import HubId
 from headrace.models.registry.import_gguf import (
     OpenedGGUF,
     convert,
@@ -37,7 +38,6 @@ from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.source import (
     INSTRUCT,
     CatalogName,
-    HubId,
     LocalDirectory,
     LocalGGUF,
     Source,

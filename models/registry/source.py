@@ -19,14 +19,10 @@ from urllib.parse import unquote
 from headrace.models.checkpoint.adapter import CONFIG_FILE, open_adapter
 from headrace.models.checkpoint.side_file import check_name
 from headrace.models.checkpoint.split_files import first_parts, is_gguf
+from headrace.models.registry.hub_id import FORMS, HubId, parse_hub_id, parse_hub_url, shorten
 from headrace.runtime.errors import ModelNotFoundError, UsageError
 
 _CATALOG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
-# Repository names as the hub allows them: no leading or trailing separator, no "..", no "--".
-_REPO_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
-# Branches, tags, commit hashes and pull request refs such as refs/pr/1.
-_REVISION = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._/-]{0,254}[A-Za-z0-9_])?")
-_QUANTIZATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,30}")
 # A name of Ollama's, `qwen3:4b`: model, tag.
 _TAGGED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,60}):([A-Za-z0-9][A-Za-z0-9._-]{0,30})")
 # https://hf.co/org/name, huggingface.co/org/name, hf://org/name: the path.
@@ -58,8 +54,6 @@ _FILE_URL = re.compile(r"file:(?://(?:localhost)?|(?!//))(/.*)", re.DOTALL)
 # The end of a tag: `-q4_K_M` of 3b-instruct-q4_K_M, `-mxfp4`.
 _TAG_OF_4_BITS = re.compile(r"-(i?q4|mxfp4)\w*$", re.IGNORECASE)
 INSTRUCT = re.compile(r"-(instruct|chat|it)$", re.IGNORECASE)
-_TREES = ("tree", "blob", "resolve", "raw")  # a revision and a path follow
-_FORMS = "a hub id looks like org/name, org/name:Q4_K_M, org/name/file.gguf or org/name@revision"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,28 +78,6 @@ class LocalGGUF:
     adapter: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HubId:
-    """A model repository on the hub; `revision` is None for its default branch.
-
-    file: the .gguf file to use, or the folder of the model. quantization: that of the .gguf file, in capitals.
-    """
-
-    repo: str
-    revision: str | None = None
-    file: str | None = None
-    quantization: str | None = None
-
-    def __str__(self) -> str:
-        if self.file:
-            part = f"/{self.file}"
-        elif self.quantization:
-            part = f":{self.quantization}"
-        else:
-            part = ""
-        return f"{self.repo}{part}@{self.revision}" if self.revision else f"{self.repo}{part}"
-
-
 Source = CatalogName | LocalDirectory | LocalGGUF | HubId
 
 
@@ -127,28 +99,28 @@ def parse_source(text: str) -> Source:
         path = Path(text).expanduser()
         exists = path.exists()
     except (OSError, RuntimeError) as error:  # name too long, unknown ~user
-        raise UsageError(f"not a usable model name or path: {_shorten(text)}") from error
+        raise UsageError(f"not a usable model name or path: {shorten(text)}") from error
     # A bare word is a path only if a model is there, so that an unrelated folder does not hide a catalog entry.
     if exists and (_looks_like_path(text) or "/" in text or _is_model(path)):
         return _local(path)
     if (url := _HUB_URL.fullmatch(text)) is not None:
-        return _hub_url(url[1])
+        return parse_hub_url(url[1])
     _refuse_other_hosts(text)
     if _looks_like_path(text) and os.path.lexists(path):
         raise ModelNotFoundError(
-            f"{_shorten(text)} is a link to a file that does not exist", "pass the path of the file itself"
+            f"{shorten(text)} is a link to a file that does not exist", "pass the path of the file itself"
         )
     if _looks_like_path(text) and not _in_a_repository(text):
-        raise ModelNotFoundError(f"no such file or directory: {_shorten(text)}")
+        raise ModelNotFoundError(f"no such file or directory: {shorten(text)}")
     if "/" in text.rstrip("/"):
-        return _hub_id(text.rstrip("/"))
+        return parse_hub_id(text.rstrip("/"))
     if _CATALOG_NAME.fullmatch(text):
         return CatalogName(text)
     if text.endswith("/") and (known := _respelled(text.rstrip("/"))) is not None:
         return CatalogName(known)  # completed by a shell to a folder of that name
     if (tagged := _TAGGED.fullmatch(text)) is not None:
         return CatalogName(_with_tag(tagged[1], tagged[2]))
-    raise UsageError(f"not a model name, path or hub id: {_shorten(text)}", f"{_FORMS}; a path starts with ./ or /")
+    raise UsageError(f"not a model name, path or hub id: {shorten(text)}", f"{FORMS}; a path starts with ./ or /")
 
 
 def _refuse_other_hosts(text: str) -> None:
@@ -243,72 +215,3 @@ def _in_a_repository(text: str) -> bool:
     """Return whether `text` may be org/name/file.gguf on the hub: its first folder does not exist here."""
     parts = text.split("/")
     return len(parts) > 2 and parts[0] not in {"", ".", "..", "~"} and not Path(parts[0]).expanduser().exists()
-
-
-def _hub_id(text: str) -> HubId:
-    """Parse org/name, org/name:QUANTIZATION or org/name/FILE.gguf or FOLDER, with @REVISION or without."""
-    repository, at, revision = text.partition("@")
-    repository, colon, quantization = repository.partition(":")
-    org, _, rest = repository.partition("/")
-    name, slash, file = rest.partition("/")
-    if slash and not file.lower().endswith(".gguf") and Path(org).is_dir():
-        raise ModelNotFoundError(f"no such file or directory: {_shorten(text)}")
-    malformed = (
-        any(not _is_repo_part(part) for part in (org, name))
-        or (slash and (not _is_file_name(file) or colon))
-        or (colon and _QUANTIZATION.fullmatch(quantization) is None)
-        or (at and not _is_revision(revision))
-    )
-    if malformed:
-        raise UsageError(f"not a hub id: {_shorten(text)}", _FORMS)
-    kind = quantization.upper()
-    return HubId(f"{org}/{name}", revision or None, file or None, None if kind in ("", "LATEST") else kind)
-
-
-def _is_repo_part(part: str) -> bool:
-    return _REPO_PART.fullmatch(part) is not None and ".." not in part and "--" not in part
-
-
-def _is_revision(revision: str) -> bool:
-    return _REVISION.fullmatch(revision) is not None and ".." not in revision and "//" not in revision
-
-
-def _is_file_name(path: str) -> bool:
-    return path.isprintable() and all(part not in {"", ".", ".."} for part in path.split("/"))
-
-
-def _hub_url(path: str) -> HubId:
-    """Parse the address of a model's page, of one of its branches or of one of its files."""
-    path = re.split(r"[?#]", path, maxsplit=1)[0].strip("/")
-    if path.partition("/")[0] in {"datasets", "spaces"}:
-        raise UsageError(f"{_shorten(path)} is no model", "paste the address of a model's page")
-
-    # Repository, and the path below its page: `tree/REVISION/FOLDER`, `blob/REVISION/FILE`.
-    parts = path.split("/")
-    if len(parts) == 1 or parts[1] in _TREES:  # an old model, without an organisation
-        repo = parts[0]
-        rest = parts[1:]
-    else:
-        repo = "/".join(parts[:2])
-        rest = parts[2:]
-    kind = ""
-    revision = ""
-    file = ""
-    if rest and rest[0] in _TREES:  # else another tab of the model's page
-        kind = rest[0]
-        revision = "".join(rest[1:2])
-        file = unquote("/".join(rest[2:])).strip("/")
-    at = f"@{unquote(revision)}" if revision not in {"", "main"} else ""
-    if kind != "tree" and not file.lower().endswith(".gguf"):
-        file = ""  # of the model
-    if "/" in repo:
-        return _hub_id(f"{repo}/{file}{at}" if file else f"{repo}{at}")
-    if not _is_repo_part(repo) or not (_is_revision(at[1:]) if at else True):
-        raise UsageError(f"not a hub id: {_shorten(path)}", _FORMS)
-    return HubId(repo, at[1:] or None, file or None)
-
-
-def _shorten(text: str) -> str:
-    """Return `text` escaped and shortened for a one-line message."""
-    shown = text if text.isprintable() else ascii(text)[1:-1]
-    return shown if len(shown) <= 120 else shown[:117] + "..."

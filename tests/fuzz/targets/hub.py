@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.models.registry.fetch_hub import fetch_hub
-from headrace.models.registry.source import HubId
+from headrace.models.registry.hub_id import HubId
 from tests.fuzz.mutate import TEXTS, json_bytes, mutated_bytes, mutated_value
 from tests.support.checkpoints import WHOLE_CONFIG, shard, tensor
 from tests.support.hub_server import HubServer, point_at

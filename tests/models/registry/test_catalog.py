@@ -9,8 +9,9 @@ import pytest
 from headrace.models.cost.mlx_lm_shape import shape_of_mlx_lm_config
 from headrace.models.cost.shape_sources import has_shape, shape_of_config
 from headrace.models.registry.catalog import CatalogEntry, Wheel, find, load_catalog
+from headrace.models.registry.hub_id import HubId
 from headrace.models.registry.resolve import DEFAULT_MODEL
-from headrace.models.registry.source import CatalogName, HubId, parse_source
+from headrace.models.registry.source import CatalogName, parse_source
 from headrace.runtime.config.paths import ASSETS
 from headrace.runtime.errors import ModelNotFoundError
 

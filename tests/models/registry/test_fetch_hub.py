@@ -16,8 +16,9 @@ from filelock import FileLock
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.registry.fetch_hub import HubFiles, fetch_adapter, fetch_header, fetch_hub
 from headrace.models.registry.hub_cache import cached_bytes, delete_cached, remove_leftovers
+from headrace.models.registry.hub_id import HubId
 from headrace.models.registry.progress import silent
-from headrace.models.registry.source import HubId, parse_source
+from headrace.models.registry.source import parse_source
 from headrace.models.registry.store import CachedFiles
 from headrace.runtime.errors import (
     CheckpointError,
@@ -350,7 +351,7 @@ def test_ctrl_c_ends_a_stalled_download_and_the_next_run_fetches_it(hub: HubServ
     hub.stall = threading.Event()
     script = (
         "import os; from headrace.models.registry.fetch_hub import fetch_hub\n"
-        "from headrace.models.registry.source import HubId\n"
+        "from headrace.models.registry.hub_id import HubId\n"
         "try: fetch_hub(HubId('org/name'))\n"
         "except KeyboardInterrupt: print('interrupted', flush=True); os._exit(0)"  # at once, as the command does
     )

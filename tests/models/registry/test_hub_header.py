@@ -10,7 +10,7 @@ from headrace.models.cost.shape_sources import shape_of_gguf
 from headrace.models.gguf.container import open_container
 from headrace.models.registry.fetch_hub import fetch_hub
 from headrace.models.registry.find_shape import find_shape
-from headrace.models.registry.source import HubId
+from headrace.models.registry.hub_id import HubId
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError, FetchError, UnsupportedModelError
 from tests.models.gguf.build import write_gguf

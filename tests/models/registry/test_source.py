@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.models.registry.catalog import find
-from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, LocalGGUF, parse_source
+from headrace.models.registry.hub_id import HubId
+from headrace.models.registry.source import CatalogName, LocalDirectory, LocalGGUF, parse_source
 from headrace.runtime.errors import CheckpointError, HeadraceError, ModelNotFoundError, UsageError
 from tests.support.checkpoints import write
 

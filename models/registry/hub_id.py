@@ -1,0 +1,114 @@
+"""A repository on the hub, and how people write one: an id or an address.
+
+    parse_hub_id("org/name:Q4_K_M@main")                 repository, quantization, revision
+    parse_hub_url("org/name/blob/main/m.gguf")           the path of a pasted address: repository, file
+
+Nothing is asked of the hub. `source.py` decides which texts come here (tests/models/registry/test_source.py). Entries of
+the catalog name their repositories by a `HubId`, too.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+from headrace.runtime.errors import ModelNotFoundError, UsageError
+
+# Repository names as the hub allows them: no leading or trailing separator, no "..", no "--".
+_REPO_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
+# Branches, tags, commit hashes and pull request refs such as refs/pr/1.
+_REVISION = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._/-]{0,254}[A-Za-z0-9_])?")
+_QUANTIZATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,30}")
+_TREES = ("tree", "blob", "resolve", "raw")  # a revision and a path follow
+FORMS = "a hub id looks like org/name, org/name:Q4_K_M, org/name/file.gguf or org/name@revision"
+
+
+@dataclass(frozen=True, slots=True)
+class HubId:
+    """A model repository on the hub; `revision` is None for its default branch.
+
+    file: the .gguf file to use, or the folder of the model. quantization: that of the .gguf file, in capitals.
+    """
+
+    repo: str
+    revision: str | None = None
+    file: str | None = None
+    quantization: str | None = None
+
+    def __str__(self) -> str:
+        if self.file:
+            part = f"/{self.file}"
+        elif self.quantization:
+            part = f":{self.quantization}"
+        else:
+            part = ""
+        return f"{self.repo}{part}@{self.revision}" if self.revision else f"{self.repo}{part}"
+
+
+def parse_hub_id(text: str) -> HubId:
+    """Parse org/name, org/name:QUANTIZATION or org/name/FILE.gguf or FOLDER, with @REVISION or without."""
+    repository, at, revision = text.partition("@")
+    repository, colon, quantization = repository.partition(":")
+    org, _, rest = repository.partition("/")
+    name, slash, file = rest.partition("/")
+    if slash and not file.lower().endswith(".gguf") and Path(org).is_dir():
+        raise ModelNotFoundError(f"no such file or directory: {shorten(text)}")
+    malformed = (
+        any(not _is_repo_part(part) for part in (org, name))
+        or (slash and (not _is_file_name(file) or colon))
+        or (colon and _QUANTIZATION.fullmatch(quantization) is None)
+        or (at and not _is_revision(revision))
+    )
+    if malformed:
+        raise UsageError(f"not a hub id: {shorten(text)}", FORMS)
+    kind = quantization.upper()
+    return HubId(f"{org}/{name}", revision or None, file or None, None if kind in ("", "LATEST") else kind)
+
+
+def _is_repo_part(part: str) -> bool:
+    return _REPO_PART.fullmatch(part) is not None and ".." not in part and "--" not in part
+
+
+def _is_revision(revision: str) -> bool:
+    return _REVISION.fullmatch(revision) is not None and ".." not in revision and "//" not in revision
+
+
+def _is_file_name(path: str) -> bool:
+    return path.isprintable() and all(part not in {"", ".", ".."} for part in path.split("/"))
+
+
+def parse_hub_url(path: str) -> HubId:
+    """Parse the address of a model's page, of one of its branches or of one of its files."""
+    path = re.split(r"[?#]", path, maxsplit=1)[0].strip("/")
+    if path.partition("/")[0] in {"datasets", "spaces"}:
+        raise UsageError(f"{shorten(path)} is no model", "paste the address of a model's page")
+
+    # Repository, and the path below its page: `tree/REVISION/FOLDER`, `blob/REVISION/FILE`.
+    parts = path.split("/")
+    if len(parts) == 1 or parts[1] in _TREES:  # an old model, without an organisation
+        repo = parts[0]
+        rest = parts[1:]
+    else:
+        repo = "/".join(parts[:2])
+        rest = parts[2:]
+    kind = ""
+    revision = ""
+    file = ""
+    if rest and rest[0] in _TREES:  # else another tab of the model's page
+        kind = rest[0]
+        revision = "".join(rest[1:2])
+        file = unquote("/".join(rest[2:])).strip("/")
+    at = f"@{unquote(revision)}" if revision not in {"", "main"} else ""
+    if kind != "tree" and not file.lower().endswith(".gguf"):
+        file = ""  # of the model
+    if "/" in repo:
+        return parse_hub_id(f"{repo}/{file}{at}" if file else f"{repo}{at}")
+    if not _is_repo_part(repo) or not (_is_revision(at[1:]) if at else True):
+        raise UsageError(f"not a hub id: {shorten(path)}", FORMS)
+    return HubId(repo, at[1:] or None, file or None)
+
+
+def shorten(text: str) -> str:
+    """Return `text` escaped and shortened for a one-line message."""
+    shown = text if text.isprintable() else ascii(text)[1:-1]
+    return shown if len(shown) <= 120 else shown[:117] + "..."
