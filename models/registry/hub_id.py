@@ -3,8 +3,8 @@
     parse_hub_id("org/name:Q4_K_M@main")                 repository, quantization, revision
     parse_hub_url("org/name/blob/main/m.gguf")           the path of a pasted address: repository, file
 
-Nothing is asked of the hub. `source.py` decides which texts come here (tests/models/registry/test_source.py). Entries of
-the catalog name their repositories by a `HubId`, too.
+Nothing is asked of the hub. `source.py` decides which texts come here (tests/models/registry/test_source.py). Entries
+of the catalog name their repositories by a `HubId`, too.
 """
 
 import re
