@@ -8,25 +8,23 @@ from typing import Any
 class FamilyShape:
     """One model. config: as mlx-lm's class takes it. keys: GGUF metadata, the architecture's prefix left out.
 
-    names: replacements in mlx-lm's tensor names that lead to names of Hugging Face, which `gguf` translates.
-    vectors: of the GGUF alone.
+    vectors: tensors of the GGUF alone.
     """
 
     config: dict[str, Any]
     architecture: str
     keys: dict[str, Any]
-    names: dict[str, str] = field(default_factory=dict)
-    vectors: dict[str, list[float]] = field(default_factory=dict)
+    vectors: dict[str, list[Any]] = field(default_factory=dict)
 
 
-_CONTEXT = 8192
+CONTEXT = 8192
 
 
-def _common(config: dict[str, Any], eps: str = "rms_norm_eps") -> dict[str, Any]:
+def common(config: dict[str, Any], eps: str = "rms_norm_eps") -> dict[str, Any]:
     """Return the metadata that every architecture has."""
     heads = config["num_attention_heads"]
     return {
-        "context_length": _CONTEXT,
+        "context_length": CONTEXT,
         "block_count": config["num_hidden_layers"],
         "embedding_length": config["hidden_size"],
         "feed_forward_length": config["intermediate_size"],
@@ -40,20 +38,34 @@ def _common(config: dict[str, Any], eps: str = "rms_norm_eps") -> dict[str, Any]
     }
 
 
+def latent(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the metadata of attention over latents, whose K/V have one head."""
+    rotated = config["qk_rope_head_dim"]
+    return {
+        "attention.kv_lora_rank": config["kv_lora_rank"],
+        "attention.head_count_kv": 1,
+        "attention.key_length": config["kv_lora_rank"] + rotated,
+        "attention.value_length": config["kv_lora_rank"],
+        "attention.key_length_mla": config["qk_nope_head_dim"] + rotated,
+        "attention.value_length_mla": config["v_head_dim"],
+        "rope.dimension_count": rotated,
+    }
+
+
 def _dense(kind: str, architecture: str, keys: dict[str, Any], **more: Any) -> FamilyShape:
     config = {
         "model_type": kind, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 16,
         "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 65536, "rms_norm_eps": 1e-5,
-        "max_position_embeddings": _CONTEXT, "rope_theta": 1e6, "tie_word_embeddings": True, "attention_bias": False,
+        "max_position_embeddings": CONTEXT, "rope_theta": 1e6, "tie_word_embeddings": True, "attention_bias": False,
         "mlp_bias": False, **more,
     }  # fmt: skip
-    return FamilyShape(config, architecture, {**_common(config), "rope.dimension_count": config["head_dim"], **keys})
+    return FamilyShape(config, architecture, {**common(config), "rope.dimension_count": config["head_dim"], **keys})
 
 
 _QWEN35 = {
     "model_type": "qwen3_5", "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 24,
     "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "vocab_size": 248320, "rms_norm_eps": 1e-6,
-    "max_position_embeddings": _CONTEXT, "tie_word_embeddings": True, "full_attention_interval": 4,
+    "max_position_embeddings": CONTEXT, "tie_word_embeddings": True, "full_attention_interval": 4,
     "linear_num_value_heads": 16, "linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
     "linear_conv_kernel_dim": 4, "rope_theta": 1e7, "partial_rotary_factor": 0.25,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
@@ -66,14 +78,14 @@ _LFM2_ATTENDS = (2, 5, 8, 10, 12, 14)
 _LFM2 = {
     "model_type": "lfm2", "hidden_size": 2048, "block_dim": 2048, "block_ff_dim": 8192, "intermediate_size": 8192,
     "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 65536, "norm_eps": 1e-5,
-    "max_position_embeddings": _CONTEXT, "conv_L_cache": 3, "conv_bias": False, "block_multiple_of": 256,
+    "max_position_embeddings": CONTEXT, "conv_L_cache": 3, "conv_bias": False, "block_multiple_of": 256,
     "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": False, "rope_theta": 1e6, "tie_word_embeddings": True,
     "full_attn_idxs": list(_LFM2_ATTENDS),
 }  # fmt: skip
 _LFM2_MOE = {
     "model_type": "lfm2_moe", "hidden_size": 1024, "intermediate_size": 3584, "moe_intermediate_size": 896,
     "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 65536, "norm_eps": 1e-5,
-    "max_position_embeddings": _CONTEXT, "conv_L_cache": 3, "conv_bias": False, "rope_theta": 1e6, "num_experts": 16,
+    "max_position_embeddings": CONTEXT, "conv_L_cache": 3, "conv_bias": False, "rope_theta": 1e6, "num_experts": 16,
     "num_experts_per_tok": 4, "num_dense_layers": 2, "norm_topk_prob": True, "use_expert_bias": True,
     "full_attn_idxs": list(_LFM2_ATTENDS), "tie_word_embeddings": True,
 }  # fmt: skip
@@ -81,7 +93,7 @@ _GRANITE_ATTENDS = (5, 15, 25, 35)
 _GRANITE = {
     "model_type": "granitemoehybrid", "hidden_size": 1536, "intermediate_size": 4096, "shared_intermediate_size": 4096,
     "num_hidden_layers": 40, "num_attention_heads": 12, "num_key_value_heads": 4, "vocab_size": 100352,
-    "rms_norm_eps": 1e-5, "max_position_embeddings": _CONTEXT, "attention_bias": False, "embedding_multiplier": 12.0,
+    "rms_norm_eps": 1e-5, "max_position_embeddings": CONTEXT, "attention_bias": False, "embedding_multiplier": 12.0,
     "attention_multiplier": 0.0078125, "logits_scaling": 6.0, "residual_multiplier": 0.22, "num_local_experts": 0,
     "mamba_n_heads": 48, "mamba_d_head": 64, "mamba_proj_bias": False, "mamba_d_state": 128, "mamba_d_conv": 4,
     "mamba_n_groups": 1, "mamba_conv_bias": True, "position_embedding_type": "nope", "tie_word_embeddings": True,
@@ -90,14 +102,14 @@ _GRANITE = {
 _FALCON = {
     "model_type": "falcon_h1", "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 36,
     "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 32784, "rms_norm_eps": 1e-5,
-    "max_position_embeddings": _CONTEXT, "mamba_d_ssm": 1536, "mamba_n_heads": 24, "mamba_d_head": 64,
-    "mamba_d_state": 128, "mamba_n_groups": 1, "rope_theta": 1e11, "tie_word_embeddings": True,
+    "max_position_embeddings": CONTEXT, "mamba_d_ssm": 1536, "mamba_n_heads": 24, "mamba_d_head": 64,
+    "mamba_d_state": 128, "mamba_d_conv": 4, "mamba_n_groups": 1, "rope_theta": 1e11, "tie_word_embeddings": True,
 }  # fmt: skip
 _NEMOTRON_PATTERN = "M-M-M-M*-M-M-M-M*-M-M-M-M-"
 _NEMOTRON = {
     "model_type": "nemotron_h", "hidden_size": 1536, "intermediate_size": 6144,
     "num_hidden_layers": len(_NEMOTRON_PATTERN), "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
-    "vocab_size": 65536, "max_position_embeddings": _CONTEXT, "attention_bias": False, "mamba_num_heads": 48,
+    "vocab_size": 65536, "max_position_embeddings": CONTEXT, "attention_bias": False, "mamba_num_heads": 48,
     "mamba_head_dim": 64, "mamba_proj_bias": False, "ssm_state_size": 128, "conv_kernel": 4, "n_groups": 8,
     "mlp_bias": False, "layer_norm_epsilon": 1e-5, "use_bias": False, "use_conv_bias": True,
     "hybrid_override_pattern": list(_NEMOTRON_PATTERN), "tie_word_embeddings": False,
@@ -108,14 +120,14 @@ _GLM4_LITE = {
     "n_routed_experts": 16, "num_experts_per_tok": 4, "routed_scaling_factor": 1.8, "kv_lora_rank": 512,
     "q_lora_rank": 768, "qk_rope_head_dim": 64, "v_head_dim": 256, "qk_nope_head_dim": 192, "n_group": 1,
     "topk_group": 1, "moe_layer_freq": 1, "first_k_dense_replace": 1, "vocab_size": 65536, "norm_topk_prob": True,
-    "max_position_embeddings": _CONTEXT, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "rope_scaling": None,
+    "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "rope_scaling": None,
     "tie_word_embeddings": False, "num_nextn_predict_layers": 0,
 }  # fmt: skip
 _GLM4_MOE = {
     "model_type": "glm4_moe", "hidden_size": 1024, "intermediate_size": 4096, "moe_intermediate_size": 704,
     "num_hidden_layers": 12, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "n_group": 1,
     "topk_group": 1, "n_shared_experts": 1, "n_routed_experts": 16, "num_experts_per_tok": 4, "norm_topk_prob": True,
-    "routed_scaling_factor": 1.0, "first_k_dense_replace": 1, "vocab_size": 65536, "max_position_embeddings": _CONTEXT,
+    "routed_scaling_factor": 1.0, "first_k_dense_replace": 1, "vocab_size": 65536, "max_position_embeddings": CONTEXT,
     "rms_norm_eps": 1e-5, "rope_theta": 1e6, "rope_scaling": None, "use_qk_norm": True, "tie_word_embeddings": False,
     "attention_bias": True, "partial_rotary_factor": 0.5,
 }  # fmt: skip
@@ -125,7 +137,7 @@ _KIMI_ATTENDS = (3, 7, 11)
 _KIMI = {
     "model_type": "kimi_linear", "hidden_size": 1024, "intermediate_size": 4096, "moe_intermediate_size": 704,
     "num_hidden_layers": 12, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 65536,
-    "rope_theta": 1e4, "rms_norm_eps": 1e-5, "model_max_length": _CONTEXT, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+    "rope_theta": 1e4, "rms_norm_eps": 1e-5, "model_max_length": CONTEXT, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64, "v_head_dim": 128, "mla_use_nope": True, "num_experts": 16, "num_experts_per_token": 4,
     "num_shared_experts": 1, "first_k_dense_replace": 1, "moe_layer_freq": 1, "routed_scaling_factor": 1.0,
     "tie_word_embeddings": False,
@@ -140,9 +152,10 @@ _KIMI = {
 _GEMMA4_SLIDES = [i % 5 != 4 for i in range(20)]
 _GEMMA4 = {
     "model_type": "gemma4_text", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 20,
-    "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "global_head_dim": 512, "vocab_size": 131072,
+    "num_attention_heads": 8, "num_key_value_heads": 1, "num_global_key_value_heads": 1, "head_dim": 256,
+    "global_head_dim": 512, "vocab_size": 131072,
     "vocab_size_per_layer_input": 131072, "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 10,
-    "use_double_wide_mlp": True, "sliding_window": 512, "rms_norm_eps": 1e-6, "max_position_embeddings": _CONTEXT,
+    "use_double_wide_mlp": True, "sliding_window": 512, "rms_norm_eps": 1e-6, "max_position_embeddings": CONTEXT,
     "final_logit_softcapping": 30.0, "tie_word_embeddings": True,
     "layer_types": ["sliding_attention" if slides else "full_attention" for slides in _GEMMA4_SLIDES],
 }  # fmt: skip
@@ -151,7 +164,7 @@ _GEMMA4 = {
 _LLAMA4 = {
     "model_type": "llama4_text", "hidden_size": 1024, "intermediate_size": 1408, "intermediate_size_mlp": 4096,
     "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 65536,
-    "rms_norm_eps": 1e-5, "max_position_embeddings": _CONTEXT, "rope_theta": 5e5, "rope_scaling": None,
+    "rms_norm_eps": 1e-5, "max_position_embeddings": CONTEXT, "rope_theta": 5e5, "rope_scaling": None,
     "attention_bias": False, "attention_chunk_size": 8192, "interleave_moe_layer_step": 2, "num_local_experts": 16,
     "num_experts_per_tok": 1, "use_qk_norm": True, "attn_temperature_tuning": 4, "tie_word_embeddings": False,
 }  # fmt: skip
@@ -161,7 +174,7 @@ _DEEPSEEK_V2 = {  # as V2-Lite, which llama.cpp knows by its 27 layers
     "n_routed_experts": 16, "num_experts_per_tok": 4, "routed_scaling_factor": 1.0, "kv_lora_rank": 512,
     "q_lora_rank": None, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128, "topk_method": "greedy",
     "n_group": 1, "topk_group": 1, "moe_layer_freq": 1, "first_k_dense_replace": 1, "vocab_size": 65536,
-    "max_position_embeddings": _CONTEXT, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "tie_word_embeddings": False,
+    "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "tie_word_embeddings": False,
     "rope_scaling": {
         "type": "yarn", "factor": 40.0, "mscale": 0.707, "mscale_all_dim": 0.707, "beta_fast": 32, "beta_slow": 1,
         "original_max_position_embeddings": 4096,
@@ -181,49 +194,11 @@ def _where(layers: int, attends: tuple[int, ...], heads: int) -> list[int]:
     return [heads if i in attends else 0 for i in range(layers)]
 
 
-_MLA = {
-    "attention.q_lora_rank": 768, "attention.kv_lora_rank": 512, "attention.key_length": 576,
-    "attention.value_length": 512, "attention.key_length_mla": 256, "attention.value_length_mla": 256,
-    "attention.head_count_kv": 1, "rope.dimension_count": 64,
-}  # fmt: skip
 _MIXED = {
     "expert_count": 16, "expert_used_count": 4, "expert_feed_forward_length": 704, "leading_dense_block_count": 1,
     "expert_weights_scale": 1.0,
 }  # fmt: skip
 _XIELU = {"alpha_p": 0.3, "alpha_n": 0.3, "beta": 0.5, "eps": -1e-6}
-_STACKS = {".mlp.switch_mlp.": ".mlp.experts."}
-
-_MAMBA = {
-    "model_type": "mamba", "hidden_size": 768, "intermediate_size": 1536, "num_hidden_layers": 24, "state_size": 16,
-    "conv_kernel": 4, "time_step_rank": 48, "use_bias": False, "use_conv_bias": True, "layer_norm_epsilon": 1e-5,
-    "vocab_size": 50280, "tie_word_embeddings": True,
-}  # fmt: skip
-_RWKV7 = {
-    "model_type": "rwkv7", "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "head_dim": 64,
-    "norm_eps": 1e-5, "decay_low_rank_dim": 64, "a_low_rank_dim": 64, "v_low_rank_dim": 32, "gate_low_rank_dim": 128,
-    "vocab_size": 65536, "tie_word_embeddings": False,
-}  # fmt: skip
-
-
-def _stateful(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the metadata of a model without attention."""
-    return {
-        "context_length": _CONTEXT, "block_count": config["num_hidden_layers"],
-        "embedding_length": config["hidden_size"], "attention.head_count": 0, "vocab_size": config["vocab_size"],
-    }  # fmt: skip
-
-
-_RWKV7_NAMES = {
-    "model.layers.0.pre_norm": "model.pre_ln", ".attn_norm.": ".ln1.", ".ffn_norm.": ".ln2.", ".attn.": ".attention.",
-    ".g_norm.": ".ln_x.", ".ffn.": ".feed_forward.", "_lora.lora.0.": "1.", "_lora.lora.2.weight": "2.weight",
-    "_lora.lora.2.bias": "0.weight", **{f".{name}": f".{name}.weight" for name in ("k_k", "k_a", "r_k", "x_k")},
-}  # fmt: skip
-# llama.cpp reads a share of values in the first layer, too, of the rank of rates, and does not use it.
-_RWKV7_VECTORS: dict[str, Any] = {
-    "blk.0.time_mix_v0.weight": [0.0] * 768,
-    "blk.0.time_mix_v1.weight": [[0.0] * 768] * 64,
-    "blk.0.time_mix_v2.weight": [[0.0] * 64] * 768,
-}
 
 _TINY = {
     **_LFM2, "hidden_size": 64, "block_dim": 64, "block_ff_dim": 128, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -235,7 +210,7 @@ FAMILIES: dict[str, FamilyShape] = {
         _TINY,
         "lfm2",
         {
-            **_common(_TINY, "norm_eps"), "shortconv.l_cache": 3, "attention.head_count_kv": _where(2, (1,), 2),
+            **common(_TINY, "norm_eps"), "shortconv.l_cache": 3, "attention.head_count_kv": _where(2, (1,), 2),
             "rope.dimension_count": 16,
         },
     ),
@@ -243,16 +218,15 @@ FAMILIES: dict[str, FamilyShape] = {
         _QWEN35,
         "qwen35",
         {
-            **_common(_QWEN35), **_ssm(4, 2048, 128, 16, 16), "full_attention_interval": 4, "rope.dimension_count": 64,
+            **common(_QWEN35), **_ssm(4, 2048, 128, 16, 16), "full_attention_interval": 4, "rope.dimension_count": 64,
             "rope.dimension_sections": [11, 11, 10, 0],
         },
-        {"language_model.": ""},
     ),
     "lfm2-1.2b": FamilyShape(
         _LFM2,
         "lfm2",
         {
-            **_common(_LFM2, "norm_eps"), "shortconv.l_cache": 3,
+            **common(_LFM2, "norm_eps"), "shortconv.l_cache": 3,
             "attention.head_count_kv": _where(16, _LFM2_ATTENDS, 8), "rope.dimension_count": 64,
         },
     ),
@@ -260,39 +234,37 @@ FAMILIES: dict[str, FamilyShape] = {
         _QWEN35_MOE,
         "qwen35moe",
         {
-            **_common(_QWEN35_MOE), **_ssm(4, 2048, 128, 16, 16), "full_attention_interval": 4, "expert_count": 32,
+            **common(_QWEN35_MOE), **_ssm(4, 2048, 128, 16, 16), "full_attention_interval": 4, "expert_count": 32,
             "expert_used_count": 4, "expert_feed_forward_length": 512, "expert_shared_feed_forward_length": 512,
             "rope.dimension_count": 64, "rope.dimension_sections": [11, 11, 10, 0],
         },
-        {"language_model.": "", **_STACKS},
     ),
     "lfm2-moe": FamilyShape(
         _LFM2_MOE,
         "lfm2moe",
         {
-            **_common(_LFM2_MOE, "norm_eps"), "shortconv.l_cache": 3, "leading_dense_block_count": 2,
+            **common(_LFM2_MOE, "norm_eps"), "shortconv.l_cache": 3, "leading_dense_block_count": 2,
             "attention.head_count_kv": _where(16, _LFM2_ATTENDS, 4), "rope.dimension_count": 64, "expert_count": 16,
             "expert_used_count": 4, "expert_feed_forward_length": 896, "expert_gating_func": 2,
         },
-        {".feed_forward.switch_mlp.": ".mlp.experts.", "expert_bias": "expert_bias.bias"},
     ),
     "granite4-h-1b": FamilyShape(
         _GRANITE,
         "granitehybrid",
         {
-            **_common(_GRANITE), **_ssm(4, 3072, 128, 48, 1), "attention.scale": 0.0078125, "embedding_scale": 12.0,
+            **common(_GRANITE), **_ssm(4, 3072, 128, 48, 1), "attention.scale": 0.0078125, "embedding_scale": 12.0,
             "residual_scale": 0.22, "logit_scale": 6.0, "rope.dimension_count": 128, "rope.scaling.finetuned": False,
             "attention.head_count_kv": _where(40, _GRANITE_ATTENDS, 4),
         },
     ),
     "falcon-h1-0.5b": FamilyShape(
-        _FALCON, "falcon-h1", {**_common(_FALCON), **_ssm(4, 1536, 128, 24, 1), "rope.dimension_count": 64}
+        _FALCON, "falcon-h1", {**common(_FALCON), **_ssm(4, 1536, 128, 24, 1), "rope.dimension_count": 64}
     ),
     "nemotron-h-1b": FamilyShape(
         _NEMOTRON,
         "nemotron_h",
         {
-            **_common(_NEMOTRON), **_ssm(4, 3072, 128, 48, 8), "attention.layer_norm_epsilon": 1e-5,
+            **common(_NEMOTRON), **_ssm(4, 3072, 128, 48, 8), "attention.layer_norm_epsilon": 1e-5,
             "attention.head_count_kv": [8 if kind == "*" else 0 for kind in _NEMOTRON_PATTERN],
             "feed_forward_length": [6144 if kind == "-" else 0 for kind in _NEMOTRON_PATTERN],
         },
@@ -301,85 +273,56 @@ FAMILIES: dict[str, FamilyShape] = {
         _GLM4_LITE,
         "deepseek2",
         {
-            **_common(_GLM4_LITE), **_MLA, **_MIXED, "expert_shared_count": 1, "expert_gating_func": 2,
-            "expert_weights_norm": True,
+            **common(_GLM4_LITE), **latent(_GLM4_LITE), "attention.q_lora_rank": 768, **_MIXED,
+            "expert_shared_count": 1, "expert_gating_func": 2, "expert_weights_norm": True,
         },
-        {**_STACKS, "embed_q": "k_b_proj", "unembed_out": "v_b_proj"},
     ),
     "glm4-moe": FamilyShape(
         _GLM4_MOE,
         "glm4moe",
         {
-            **_common(_GLM4_MOE), **_MIXED, "expert_shared_count": 1, "expert_gating_func": 2,
+            **common(_GLM4_MOE), **_MIXED, "expert_shared_count": 1, "expert_gating_func": 2,
             "expert_weights_norm": True, "rope.dimension_count": 64,
         },
-        _STACKS,
-    ),
-    "mamba-130m": FamilyShape(
-        _MAMBA,
-        "mamba",
-        {
-            **_stateful(_MAMBA), **_ssm(4, 1536, 16, 48, 0), "feed_forward_length": 0,
-            "attention.layer_norm_rms_epsilon": 1e-5,
-        },
-    ),
-    "rwkv7-0.1b": FamilyShape(
-        _RWKV7,
-        "rwkv7",
-        {
-            **_stateful(_RWKV7), "feed_forward_length": 3072, "attention.layer_norm_epsilon": 1e-5, "wkv.head_size": 64,
-            "attention.decay_lora_rank": 64, "attention.iclr_lora_rank": 64,
-            "attention.value_residual_mix_lora_rank": 32, "attention.gate_lora_rank": 128,
-        },
-        _RWKV7_NAMES,
-        _RWKV7_VECTORS,
     ),
     "gemma4-e1b": FamilyShape(  # as E2B, smaller
         _GEMMA4,
         "gemma4",
         {
-            **_common(_GEMMA4), "attention.key_length": 512, "attention.value_length": 512, "rope.dimension_count": 512,
+            **common(_GEMMA4), "attention.key_length": 512, "attention.value_length": 512, "rope.dimension_count": 512,
             "attention.key_length_swa": 256, "attention.value_length_swa": 256, "rope.dimension_count_swa": 256,
             "rope.freq_base_swa": 1e4, "attention.sliding_window": 512, "attention.shared_kv_layers": 10,
             "attention.sliding_window_pattern": _GEMMA4_SLIDES, "embedding_length_per_layer_input": 256,
             "feed_forward_length": [4096] * 10 + [8192] * 10, "final_logit_softcapping": 30.0,
         },
-        {"layer_scalar": "layer_scalar.weight"},
         {"rope_freqs.weight": [1.0] * 64 + [1e30] * 192},
     ),
     "kimi-linear": FamilyShape(
         _KIMI,
         "kimi-linear",
         {
-            **_common(_KIMI), **_MIXED, "attention.kv_lora_rank": 512, "attention.key_length": 576,
-            "attention.value_length": 512, "attention.key_length_mla": 192, "attention.value_length_mla": 128,
-            "attention.head_count_kv": _where(12, _KIMI_ATTENDS, 1), "rope.dimension_count": 64, "kda.head_dim": 128,
-            "ssm.conv_kernel": 4, "expert_shared_count": 1, "expert_gating_func": 2,
+            **common(_KIMI), **_MIXED, **latent(_KIMI), "kda.head_dim": 128, "ssm.conv_kernel": 4,
+            "attention.head_count_kv": _where(12, _KIMI_ATTENDS, 1), "expert_shared_count": 1, "expert_gating_func": 2,
         },
-        {**_STACKS, "embed_q": "k_b_proj", "unembed_out": "v_b_proj", "_conv.conv.": "_conv1d."},
     ),
     "llama4-moe": FamilyShape(
         {key: _LLAMA4[key] for key in ("vocab_size", "num_hidden_layers")}
         | {"model_type": "llama4", "text_config": _LLAMA4},
         "llama4",
         {
-            **_common({**_LLAMA4, "intermediate_size": 4096}), "rope.dimension_count": 128, "expert_count": 16,
+            **common({**_LLAMA4, "intermediate_size": 4096}), "rope.dimension_count": 128, "expert_count": 16,
             "expert_used_count": 1, "expert_feed_forward_length": 1408, "interleave_moe_layer_step": 2,
         },
-        {"language_model.": ""},
     ),
     "deepseek-v2-lite": FamilyShape(
         _DEEPSEEK_V2,
         "deepseek2",
         {
-            **_common(_DEEPSEEK_V2), "attention.kv_lora_rank": 512, "attention.key_length": 576,
-            "attention.value_length": 512, "attention.key_length_mla": 192, "attention.value_length_mla": 128,
-            "attention.head_count_kv": 1, "rope.dimension_count": 64, "expert_count": 16, "expert_used_count": 4,
+            **common(_DEEPSEEK_V2), **latent(_DEEPSEEK_V2), "expert_count": 16, "expert_used_count": 4,
             "expert_feed_forward_length": 384, "leading_dense_block_count": 1, "expert_weights_scale": 1.0,
             "expert_shared_count": 2, "expert_gating_func": 1, "rope.scaling.type": "yarn", "rope.scaling.factor": 40.0,
             "rope.scaling.original_context_length": 4096, "rope.scaling.yarn_log_multiplier": 0.0707,
         },
-        _STACKS,
     ),
     "apertus": _dense(
         "apertus", "apertus", {f"xielu.{name}": [value] * 16 for name, value in _XIELU.items()}, post_norm=False,

@@ -3,8 +3,8 @@
     python -m tests.bench.make_family lfm2-1.2b FOLDER      writes FOLDER/lfm2-1.2b-mlx/ and FOLDER/lfm2-1.2b.gguf
     headrace bench -m FOLDER/lfm2-1.2b-mlx --vs llama.cpp --llama-python PYTHON --llama-model FOLDER/lfm2-1.2b.gguf
 
-Shapes come from mlx-lm's class, names from `gguf`. The values of the two files differ: only their speeds compare. Both
-have 4.5 bits per weight. Convolutions, norms and other vectors are plain.
+Shapes come from mlx-lm's class, names from the row that reads such a GGUF. The values of the two files differ: only
+their speeds compare. Both have 4.5 bits per weight. Convolutions, norms and other vectors are plain.
 """
 
 import argparse
@@ -13,29 +13,44 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
 import numpy.typing as npt
 from mlx.utils import tree_flatten
 
+from headrace.models.architectures.fields import text_section
+from headrace.models.gguf.architecture import TensorRule, TensorRules
+from headrace.models.gguf.architectures import ARCHITECTURES
+from headrace.models.gguf.names import named, shape_of, sizes_of
 from headrace.models.gguf.safetensors_writer import SafetensorsWriter
-from tests.bench.family_shapes import FAMILIES, FamilyShape
+from tests.bench import family_shapes
+from tests.bench.family_shapes import FamilyShape
 from tests.bench.make_model import _add_vocabulary, _tokenizer
+from tests.bench.published_shapes import PUBLISHED
 
+FAMILIES = family_shapes.FAMILIES | PUBLISHED
 _GROUP = 64
 _BLOCK = 32
-_ROUTERS = ("gate", "router", "shared_expert_gate")
+_ROUTERS = ("ffn_gate_inp", "ffn_gate_inp_shexp")  # plain in both files
+
+
+class Destination(NamedTuple):
+    """Tensor of a GGUF that a parameter of mlx-lm's class becomes."""
+
+    name: str
+    rule: TensorRule
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One parameter of mlx-lm's class. quantized: stored in 4 bits."""
+    """One parameter of mlx-lm's class."""
 
     name: str
     shape: tuple[int, ...]
-    quantized: bool
+    quantized: bool  # stored in 4 bits
+    destination: Destination | None  # None: metadata in a GGUF
 
     @property
     def module(self) -> str:
@@ -49,11 +64,35 @@ def tensors(family: FamilyShape) -> Iterator[Tensor]:
     model_class, arguments = _get_classes(family.config)
     model = model_class(arguments.from_dict(dict(family.config)))
     modules = dict(model.named_modules())
+    places = destinations(family)
     for name, array in tree_flatten(model.parameters()):
-        module = name.removesuffix(".weight")
-        packs = name.endswith(".weight") and hasattr(modules.get(module), "to_quantized")
-        router = module.rpartition(".")[2] in _ROUTERS
-        yield Tensor(name, tuple(array.shape), packs and not router and array.shape[-1] % _GROUP == 0)
+        packs = name.endswith(".weight") and hasattr(modules.get(name.removesuffix(".weight")), "to_quantized")
+        place = None if ".act_fn." in name else places[name]
+        is_router = place is not None and place.name.split(".")[-2] in _ROUTERS
+        quantized = packs and not is_router and array.shape[-1] % _GROUP == 0
+        yield Tensor(name, tuple(array.shape), quantized, place)
+
+
+def destinations(family: FamilyShape) -> dict[str, Destination]:
+    """Return the tensors of a GGUF by their names in mlx-lm's class."""
+    row = ARCHITECTURES[family.architecture]
+    prefix = "language_model." if row.wrapped else ""
+    found = list(_in_both(row.tables, "", prefix))
+    for layer in range(text_section(family.config)["num_hidden_layers"]):
+        for parts in row.groups.values():
+            found += _in_both(parts, f"blk.{layer}.", f"{prefix}{row.layer.format(layer)}.")
+    weights = {name: place for name, place in found if place.rule.leaf != "bias"}
+    return dict(found) | weights
+
+
+def _in_both(parts: TensorRules, block: str, at: str) -> Iterator[tuple[str, Destination]]:
+    """Yield name and destination of every parameter, and of a bias that a weight may have. at: prefix of modules."""
+    for key, rule in parts.items():
+        module = f"{at}{rule.module}".removesuffix(".")
+        name = block + named(rule.source or key)
+        if rule.leaf == "weight":
+            yield f"{module}.bias", Destination(f"{name.removesuffix('.weight')}.bias", rule.bias)
+        yield f"{module}.{rule.leaf}", Destination(name, rule)
 
 
 def values(tensor: Tensor) -> npt.NDArray[np.float32]:
@@ -71,8 +110,8 @@ def values(tensor: Tensor) -> npt.NDArray[np.float32]:
     )
 
 
-def scale_of(tensor: Tensor) -> np.float16:
-    return np.float16(1 / (4.6 * math.sqrt(tensor.shape[-1])))
+def scale_of(columns: int) -> np.float16:
+    return np.float16(1 / (4.6 * math.sqrt(columns)))
 
 
 def write_checkpoint(directory: Path, family: FamilyShape) -> None:
@@ -96,7 +135,7 @@ def write_checkpoint(directory: Path, family: FamilyShape) -> None:
                 file.add(t.name, values(t).astype(np.float16), "F16")
                 continue
             packed = np.frombuffer(draw.bytes(math.prod(t.shape) // 2), "<u4").reshape(*t.shape[:-1], -1)
-            scales = np.full((*t.shape[:-1], t.shape[-1] // _GROUP), scale_of(t), np.float16)
+            scales = np.full((*t.shape[:-1], t.shape[-1] // _GROUP), scale_of(t.shape[-1]), np.float16)
             file.add(f"{t.module}.weight", packed, "U32")
             file.add(f"{t.module}.scales", scales, "F16")
             file.add(f"{t.module}.biases", -8 * scales, "F16")
@@ -121,22 +160,19 @@ def write_gguf(path: Path, family: FamilyShape) -> None:
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
     _add_vocabulary(writer, config["vocab_size"])
     draw = np.random.default_rng(0)
+    written = set()
     for t in tensors(family):
-        if ".act_fn." in t.name:  # metadata in a GGUF
+        if t.destination is None:
             continue
-        if ".attn.x_" in t.name:  # six of a layer, together in a GGUF
-            if t.name.endswith("x_r"):
-                fused = np.full((6, 1, 1, config["hidden_size"]), 0.5, np.float32)
-                writer.add_tensor(f"blk.{t.name.split('.')[2]}.time_mix_lerp_fused.weight", fused)
-            continue
-        if t.name.endswith("kv_b_proj.weight"):  # apart, as the converter has it
-            _add_latents(writer, t, config)
-            continue
-        name = gguf_name(t.name, family)
-        if t.quantized:
-            writer.add_tensor(name, _blocks(draw, t), raw_dtype=gguf.GGMLQuantizationType.Q4_0)
-        else:
-            writer.add_tensor(name, _as_llama(t, name, family))
+        name, rule = t.destination
+        if name.endswith("attn_kv_b.weight"):  # apart, as the converter has it
+            _add_latents(writer, name, config)
+        elif t.quantized:
+            writer.add_tensor(name, _blocks(draw, t.shape), raw_dtype=gguf.GGMLQuantizationType.Q4_0)
+        elif name not in written:  # several parameters may be rows of one tensor
+            array = -np.exp(values(t)) if rule.values == "log_negative" else values(t)
+            writer.add_tensor(name, np.resize(array, _plain_shape(family, t.shape, rule)))
+        written.add(name)
     for name, numbers in family.vectors.items():
         writer.add_tensor(name, np.array(numbers, np.float32))
     writer.write_header_to_file()
@@ -145,59 +181,32 @@ def write_gguf(path: Path, family: FamilyShape) -> None:
     writer.close()
 
 
-def _blocks(draw: np.random.Generator, tensor: Tensor) -> npt.NDArray[np.uint8]:
-    blocks = np.frombuffer(draw.bytes(math.prod(tensor.shape) // _BLOCK * 18), np.uint8).reshape(-1, 18).copy()
-    blocks[:, :2] = np.frombuffer(scale_of(tensor).tobytes(), np.uint8)
-    return blocks.reshape(*tensor.shape[:-1], -1)
+def _plain_shape(family: FamilyShape, shape: tuple[int, ...], rule: TensorRule) -> tuple[int, ...]:
+    """Return the shape in llama.cpp of a tensor that is not quantized. shape: in mlx-lm's class."""
+    text = text_section(family.config)
+    text = {"head_dim": text["hidden_size"] // text["num_attention_heads"], **text}
+    stored = shape_of(rule.shape, {**sizes_of(text), **ARCHITECTURES[family.architecture].sizes(text)})
+    # The rule may be that of another kind of layer, with larger heads, which has the same names.
+    return stored if rule.index is not None or math.prod(stored) == math.prod(shape) else shape
 
 
-def _add_latents(writer: gguf.GGUFWriter, tensor: Tensor, config: dict[str, Any]) -> None:
-    """Add both halves of a layer's K/V projection, that of keys transposed."""
+def _blocks(draw: np.random.Generator, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    blocks = np.frombuffer(draw.bytes(math.prod(shape) // _BLOCK * 18), np.uint8).reshape(-1, 18).copy()
+    blocks[:, :2] = np.frombuffer(scale_of(shape[-1]).tobytes(), np.uint8)
+    return blocks.reshape(*shape[:-1], -1)
+
+
+def _add_latents(writer: gguf.GGUFWriter, name: str, config: dict[str, Any]) -> None:
+    """Add both halves of a layer's K/V projection, that of keys transposed. name: of the projection."""
     heads = config["num_attention_heads"]
     size = config["kv_lora_rank"]
     draw = np.random.default_rng(1)
-    layer = tensor.name.split(".")[2]
-    for name, shape in (
+    for half, shape in (
         ("attn_k_b", (heads, size, config["qk_nope_head_dim"])),
         ("attn_v_b", (heads, config["v_head_dim"], size)),
     ):
-        blocks = _blocks(draw, Tensor(name, shape, True))
-        writer.add_tensor(f"blk.{layer}.{name}.weight", blocks, raw_dtype=gguf.GGMLQuantizationType.Q4_0)
-
-
-def gguf_name(name: str, family: FamilyShape) -> str:
-    """Return llama.cpp's name of a tensor of mlx-lm's class."""
-    for theirs, new in family.names.items():
-        name = name.replace(theirs, new)
-    kinds = {kind: arch for arch, kind in gguf.MODEL_ARCH_NAMES.items()}
-    table = gguf.get_tensor_name_map(kinds[family.architecture], family.config["num_hidden_layers"])
-    name = name.replace("dt_bias", "dt_proj.bias").replace("e_score_correction_bias", "e_score_correction.bias")
-    found: str | None = table.get_name(name, try_suffixes=(".weight", ".bias"))
-    if found is None:
-        raise KeyError(f"{family.architecture} has no name for {name}")
-    return found
-
-
-def _as_llama(tensor: Tensor, name: str, family: FamilyShape) -> npt.NDArray[np.float32]:
-    """Return a plain parameter in llama.cpp's form."""
-    array = values(tensor)
-    if name.endswith(("ssm_a", "ssm_d")):
-        array = -np.exp(array) if name.endswith("ssm_a") else array
-        whole = family.architecture.startswith("qwen35") or family.architecture == "mamba" or array.ndim > 1
-        return array if whole else array[:, None]
-    if "time_mix" in name and tensor.shape[-1] == family.keys.get("wkv.head_size"):  # vectors by heads
-        return array.flatten()
-    if "lerp" in name:
-        return array.reshape(1, 1, -1)
-    if name.endswith("gate_inp_shexp.weight"):
-        return array[0]
-    if family.architecture == "kimi-linear" and array.ndim == 3:
-        return np.ascontiguousarray(array.swapaxes(1, 2)[None])
-    if "conv" in name and array.ndim == 3:
-        return np.ascontiguousarray(array[..., 0])
-    if name.endswith("ssm_norm.weight") and not family.architecture.startswith(("qwen35", "kimi")):
-        return array.reshape(family.keys["ssm.group_count"], -1)
-    return array
+        place = name.replace("attn_kv_b", half)
+        writer.add_tensor(place, _blocks(draw, shape), raw_dtype=gguf.GGMLQuantizationType.Q4_0)
 
 
 def main() -> None:
@@ -205,7 +214,7 @@ def main() -> None:
     parser.add_argument("family", choices=FAMILIES)
     parser.add_argument("folder", type=Path)
     options = parser.parse_args()
-    family: FamilyShape = FAMILIES[options.family]
+    family = FAMILIES[options.family]
     write_checkpoint(options.folder / f"{options.family}-mlx", family)
     write_gguf(options.folder / f"{options.family}.gguf", family)
 

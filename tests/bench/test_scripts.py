@@ -41,7 +41,14 @@ COVERED = {
     "widths",
 }
 # llama_cpu, llama_cpp_logits and openvino_child need a peer's interpreter; two scripts have tests of their own.
-NOT_SCRIPTS = {"family_shapes", "llama_cpu", "llama_cpp_logits", "openvino_child", "shapes", "__init__"} | {
+NOT_SCRIPTS = {
+    "family_shapes",
+    "llama_cpu",
+    "llama_cpp_logits",
+    "openvino_child",
+    "published_shapes",
+    "shapes",
+    "__init__",
     "engine_quality",
     "ik_llama",
     "vs_openvino",
