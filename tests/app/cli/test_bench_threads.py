@@ -34,6 +34,7 @@ class Llama:
         cores = multiprocessing.cpu_count()
         most = int(os.environ.get("FAKE_LLAMA_MOST_THREADS", "1000"))
         self.used = (min(most, n_threads or max(cores // 2, 1)), min(most, n_threads_batch or cores))
+        self._model = SimpleNamespace(model=None)
         self._ctx = SimpleNamespace(ctx=SimpleNamespace(used=self.used, batch=n_batch, ubatch=n_ubatch))
 
     def n_vocab(self):
@@ -55,7 +56,7 @@ def llama_perf_context(ctx): return SimpleNamespace(t_eval_ms=0, t_p_eval_ms=0)
 def nothing(*_): return 0
 for name in ("get_memory", "sampler_chain_init", "sampler_chain_default_params", "sampler_chain_add",
              "sampler_init_greedy", "memory_seq_rm", "synchronize", "batch_get_one", "sampler_sample",
-             "perf_context_reset"):
+             "perf_context_reset", "model_is_recurrent"):
     globals()["llama_" + name] = nothing
 """
 

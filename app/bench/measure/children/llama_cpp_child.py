@@ -2,10 +2,11 @@
 
 Tokens are chosen greedily by llama.cpp's own sampler, those of workloads by the binding's with a temperature. THREADS
 apply to prompts and decoding; by default the binding decodes on half of the cores. Each test uses flash attention or
-not, whichever is faster; K/V in 8 bits (KV_TYPE q8_0, else f16) needs it. Micro-batches have the size of llama.cpp's
-own programs, and so have batches, but for those of workloads, which are as long as the context if that is more.
-Several sequences share one `llama_decode` per step, as in its server. Workloads use the binding's prompt lookup
-decoding with the faster of two draft lengths. Protocol: `app.bench.measure.children`.
+not, whichever is faster; K/V in 8 bits (KV_TYPE q8_0, else f16) needs it, and a model without attention has nothing to
+choose. Micro-batches have the size of llama.cpp's own programs, and so have batches, but for those of workloads, which
+are as long as the context if that is more. Several sequences share one `llama_decode` per step, as in its server.
+Workloads use the binding's prompt lookup decoding with the faster of two draft lengths. Protocol:
+`app.bench.measure.children`.
 
 Guards: tests/app/bench/measure/test_kv_formats.py.
 """
@@ -28,6 +29,8 @@ DRAFT_LENGTHS = (2, 10)  # of prompt lookup decoding: its documentation's for CP
 class Tuned:
     """A model with and without flash attention; each test uses the one that was faster in tuning.
 
+    Without attention (Mamba, RWKV) there is one: a second would double a warm-up that may take minutes.
+
     library: the module `llama_cpp`.
     path: of the GGUF file.
     context: tokens of a sequence at most.
@@ -39,7 +42,11 @@ class Tuned:
         self._library = library
         self._kv = kv
         flashes = (True, False) if kv == "f16" else (True,)
-        self._models = [LlamaCpp(library, path, context, threads, KV_TYPES[kv], flash=flash) for flash in flashes]
+        first = LlamaCpp(library, path, context, threads, KV_TYPES[kv], flash=flashes[0])
+        if library.llama_model_is_recurrent(first.model):
+            flashes = flashes[:1]
+        others = [LlamaCpp(library, path, context, threads, KV_TYPES[kv], flash=flash) for flash in flashes[1:]]
+        self._models = [first, *others]
         self._parallel: dict[tuple[LlamaCpp, int], Parallel] = {}  # by model and number of sequences
         self._fastest: dict[tuple[int, int, int, int], LlamaCpp] = {}  # by test
         self._open_lookup = partial(Lookup, library, path, context, threads, KV_TYPES[kv], flashes)
@@ -182,6 +189,7 @@ class LlamaCpp:
             path, n_ctx=context, n_batch=BATCH, n_ubatch=UBATCH, n_threads=threads, n_threads_batch=threads,
             n_gpu_layers=-1, flash_attn=flash, type_k=kv, type_v=kv, verbose=False,
         )  # fmt: skip
+        self.model = self._llama._model.model
         self.ctx = self._llama._ctx.ctx
         self._memory = library.llama_get_memory(self.ctx)
         self._sampler = library.llama_sampler_chain_init(library.llama_sampler_chain_default_params())
@@ -262,7 +270,7 @@ class Parallel:
         params.n_seq_max = sequences
         params.n_ctx = sequences * self._llama.n_ctx()
         params.kv_unified = False
-        self._ctx = library.llama_init_from_model(self._llama._model.model, params)
+        self._ctx = library.llama_init_from_model(model.model, params)
         if not self._ctx:
             raise RuntimeError(f"no context for {sequences} sequences")
         self._memory = library.llama_get_memory(self._ctx)

@@ -120,6 +120,29 @@ def test_llama_cpp_python_gets_the_same_format(
         child.close()
 
 
+def test_llama_cpp_tunes_no_flash_attention_without_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = """
+fed = 0
+def llama_model_is_recurrent(model): return True
+def llama_batch_get_one(array, count): return count
+def llama_decode(ctx, count):
+    global fed
+    fed += count
+    return 0
+def llama_perf_context(ctx): return SimpleNamespace(t_eval_ms=1e3, n_eval=fed)
+"""
+    (tmp_path / "llama_cpp.py").write_text(FAKE + counting)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    command = [sys.executable, str(CHILDREN / "llama_cpp_child.py"), "some.gguf", "64", "2", "f16"]
+    child = ChildProcess("llama.cpp", "m", command, threads=2, tunes=True)
+    try:
+        assert child.setup.settings["flash_attention"] == "on"
+        child.warm_up(Test(0, 8))  # 4 tokens, then all 8
+        assert child.measure(Test(0, 8)).own_tokens_per_second == 4 + 8 + 8
+    finally:
+        child.close()
+
+
 def test_llama_cpp_prefills_hybrid_models_anew_at_each_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "llama_cpp.py").write_text(FAKE + RECURRENT)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
