@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TextIO
 
+from headrace.app.answer.first_pass import FirstPassLine
 from headrace.app.output.progress import RedrawnLine
 from headrace.runtime.metrics.units import format_long, percent, three_digits
 
@@ -43,10 +44,14 @@ class Counts:
 
 
 class ProgressLine:
-    """Draws progress. Before a write to a stream that may share the terminal, call what `before(stream)` returned."""
+    """Draws progress. Before a write to a stream that may share the terminal, call what `before(stream)` returned.
+
+    first_pass: report for `Engine.first_pass`.
+    """
 
     def __init__(self, *, quiet: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._line = RedrawnLine(quiet=quiet)
+        self.first_pass = FirstPassLine(self._line, quiet=quiet)
         self._clock = clock
         self._started = clock()
         self._drawn_at = float("-inf")

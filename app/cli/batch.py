@@ -210,6 +210,7 @@ def _answer(
 
     answerer = Answerer(loaded, draft=draft, max_running=arguments.parallel)
     progress = ProgressLine(quiet=arguments.quiet)
+    answerer.engine.first_pass.report = progress.first_pass
     numbers = [line.number for line in lines] if arguments.in_order else None
     output = ResultStream(sys.stdout, numbers, progress.before(sys.stdout)) if file is None else file
     try:

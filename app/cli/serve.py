@@ -19,6 +19,7 @@ from headrace.app.cli.say import say
 from headrace.runtime.errors import ModelNotFoundError, UsageError
 
 if TYPE_CHECKING:
+    from headrace.app.answer.first_pass import FirstPassLog
     from headrace.app.engine.events import Event
     from headrace.app.output.progress import StageProgress
     from headrace.app.server.guard import Rules
@@ -133,6 +134,7 @@ def serve(arguments: ServeArguments) -> int:
     client = EngineClient()
     try:
         client.start(spec)  # before the imports below, which take a while
+        from headrace.app.answer.first_pass import FirstPassLog
         from headrace.app.output.progress import drawn_progress
         from headrace.app.server.application import ServerOptions
         from headrace.app.server.serve import listening_socket
@@ -140,6 +142,7 @@ def serve(arguments: ServeArguments) -> int:
 
         listening = listening_socket(arguments.host, arguments.port)
         url = _url(arguments.host, listening.getsockname()[1])
+        log = (lambda _: None) if arguments.quiet else _log
         options = ServerOptions(
             rules,
             settings.sampling,
@@ -148,27 +151,31 @@ def serve(arguments: ServeArguments) -> int:
             arguments.queue,
             grace_s=arguments.grace,
             idle_unload_s=arguments.idle_unload,
-            log=(lambda _: None) if arguments.quiet else _log,
+            log=log,
         )
+        first_pass = FirstPassLog(lambda text: log(f"headrace: {text}"))
         with drawn_progress(quiet=arguments.quiet) as progress:
-            serve_model(client, spec, options, listening, partial(_announce, url, progress))
+            serve_model(client, spec, options, listening, partial(_announce, url, progress, first_pass))
     finally:
         client.close()
     return 0
 
 
-def _announce(url: str, progress: "StageProgress", event: "Event") -> None:
+def _announce(url: str, progress: "StageProgress", first_pass: "FirstPassLog", event: "Event") -> None:
     """Show an event of the engine: draw the progress of loading, or say where the model is served, or what failed."""
-    from headrace.app.engine.events import Damaged, Died, Failed, LoadProgress, Ready, one_line
+    from headrace.app.engine.events import Damaged, Died, Failed, LoadProgress, Ready, SlowFirstPass, one_line
 
     if isinstance(event, LoadProgress):
         progress(event.stage, event.done, event.total)
     elif isinstance(event, Ready):
         progress.clear()
+        first_pass.begin()
         # `announced_address` in engine/server_process.py reads the address after the last " at " of this line, which
         # has to be the first one on standard output.
         say(f"headrace: {event.card.name} at {url}")
         sys.stdout.flush()
+    elif isinstance(event, SlowFirstPass):
+        first_pass.add(event.seconds, event.backend)
     elif isinstance(event, Damaged | Died) or (isinstance(event, Failed) and event.id is None):
         progress.clear()
         hint = "it is started again" if isinstance(event, Died) else event.hint

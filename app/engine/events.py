@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # the chat's first frame does not import them
     from headrace.models.text.events import Completed, TextChunk
     from headrace.runtime.engine.request import Finished
     from headrace.runtime.engine.sequence import State
+    from headrace.runtime.machine.hardware import Backend
     from headrace.runtime.machine.peaks import Peak
 
 
@@ -73,6 +74,14 @@ class Damaged:
 
     message: str
     hint: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SlowFirstPass:
+    """The model's first pass has taken so many seconds; sent twice a second while it goes on."""
+
+    seconds: float
+    backend: "Backend"
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +311,7 @@ class PullFailed:
 
 AnswerEvent = Prefill | Delta | Repeats | Dropped | ContextFull | Done | Failed | Abandoned | TokensCounted
 """Events of one generation or count, by its id."""
-ModelEvent = LoadProgress | Ready | PeakMeasured | Recommended | Damaged | PrefixCached | PromptCounted
+ModelEvent = LoadProgress | Ready | PeakMeasured | Recommended | Damaged | SlowFirstPass | PrefixCached | PromptCounted
 PullEvent = PullProgress | Pulled | PullFailed
 Event = ModelEvent | AnswerEvent | BatchStatus | Died | PullEvent
 

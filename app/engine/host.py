@@ -25,6 +25,7 @@ from headrace.app.engine.events import (
     PrefixCached,
     PromptCounted,
     Repeats,
+    SlowFirstPass,
     TokensCounted,
 )
 from headrace.app.engine.idle_work import IdleWork
@@ -166,6 +167,11 @@ class EngineHost:
         """Compile the chat template, so that the first answer does not wait for it."""
         if self._loaded.tokenizer.chat_template is not None:
             self._loaded.tokenizer.chat_template.compile()
+
+    def report_first_pass(self, send: Send) -> None:
+        """Send `SlowFirstPass` while the first pass takes long."""
+        backend = machine().backend
+        self._answerer.engine.first_pass.report = lambda seconds: send(SlowFirstPass(seconds, backend))
 
     @property
     def busy(self) -> bool:

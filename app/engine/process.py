@@ -50,6 +50,7 @@ from headrace.app.engine.events import (
     PullProgress,
     Ready,
     Recommended,
+    SlowFirstPass,
     TokensCounted,
 )
 from headrace.app.engine.preparation import Preparation, Prepared
@@ -155,7 +156,7 @@ class EventSender:
     def send(self, event: Event) -> None:
         """Send in order."""
         with self._lock:
-            self._channel.send(event, waits=not isinstance(event, Delta | BatchStatus))
+            self._channel.send(event, waits=not isinstance(event, Delta | BatchStatus | SlowFirstPass))
         if isinstance(event, Done | ContextFull | Failed | Abandoned | TokensCounted) and event.id is not None:
             self._ended(event.id)
 
@@ -249,6 +250,7 @@ class Server:
         progress = throttled(lambda stage, done, total: self._send(LoadProgress(stage, done, total)))
         self._host = EngineHost.load(spec, progress)
         self._send(Ready(self._host.card()))
+        self._host.report_first_pass(self._send)
         self._host.warm_up()
         self._host.idle.start(self._send)
         if self._host.is_sample and not spec.serving:

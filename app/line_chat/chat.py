@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from headrace.app.answer.first_pass import FirstPassLog
 from headrace.app.answer.phrases import ENDINGS, summary_phrases
 from headrace.app.answer.repetition import REPEATS
 from headrace.app.chat.commands import (
@@ -25,7 +26,7 @@ from headrace.app.chat.commands import (
 )
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.session_branch import new_session
-from headrace.app.engine.events import Delta, LoadProgress, Repeats, one_line
+from headrace.app.engine.events import Delta, LoadProgress, Ready, Repeats, SlowFirstPass, one_line
 from headrace.app.line_chat.terminal import PROMPT, LineTerminal
 from headrace.app.output.plain_output import PlainOutput
 from headrace.app.output.progress import stage_progress
@@ -60,6 +61,7 @@ class LineChat:
         self._say = terminal.say
         self._output = output(terminal.write)
         self._progress = stage_progress()  # of a load
+        self._first_pass = FirstPassLog(lambda text: terminal.say(f"({text})"))
         self._show_thinking = show_thinking
         self._attached = ""  # `/file` lines for the next message
         self._ended = False  # /quit was typed
@@ -148,6 +150,11 @@ class LineChat:
             match event:
                 case LoadProgress():
                     self._progress(event.stage, event.done, event.total)
+                case Ready():
+                    self._progress.clear()
+                    self._first_pass.begin()
+                case SlowFirstPass():
+                    self._first_pass.add(event.seconds, event.backend)
                 case Repeats():
                     self._output.end()
                     self._say(f"({REPEATS}; Ctrl-C stops it)")

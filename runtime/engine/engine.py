@@ -24,6 +24,7 @@ from headrace.runtime.engine.commit import commit_batch
 from headrace.runtime.engine.decode import start
 from headrace.runtime.engine.drafting import Drafting
 from headrace.runtime.engine.ending import Ending
+from headrace.runtime.engine.first_pass import FirstPass
 from headrace.runtime.engine.in_flight import InFlightBatch
 from headrace.runtime.engine.kv_budget import KVBudget
 from headrace.runtime.engine.prefill import ChunkBudget, prefill_prompt
@@ -141,6 +142,7 @@ class Engine:
         )
         self._drafting = Drafting(network, draft, pass_costs)
         self.timer = StepTimer()
+        self.first_pass = FirstPass()
         self._clock = BatchClock(self._chunk_budget, self.timer, division)
         self.ending = Ending(self.kv, self._scheduler, self._budget)
         self._in_flight: InFlightBatch | None = None  # the newest batch, not read yet; None between answers
@@ -255,7 +257,7 @@ class Engine:
         """
         events: list[Delivery] = []
         try:
-            with memory_errors(self._cost.weight_bytes), self._waiting_for_ranks():
+            with memory_errors(self._cost.weight_bytes), self._waiting_for_ranks(), self.first_pass.watched():
                 self.ending.release(self._drafting.recent)
                 events += self._end_due()
                 if self._scheduler:
@@ -357,6 +359,7 @@ class Engine:
         if in_flight is None:
             return []
         chosen = in_flight.read()
+        self.first_pass.is_over |= in_flight.chooses
         facts = self._clock.read(in_flight, self._drafting.controller)
         return commit_batch(in_flight, chosen, facts, self.kv, self.ending)
 
@@ -371,7 +374,7 @@ class Engine:
         if not self._keeps:
             return None
         try:
-            with memory_errors(self._cost.weight_bytes):
+            with memory_errors(self._cost.weight_bytes), self.first_pass.watched():
                 self._memory.begin_work(num_sequences=1)
                 reserved = min(len(prompt) + OUTPUT_RESERVED, self._budget.limit)
                 cache = self.kv.acquire(prompt, reserved)

@@ -28,6 +28,7 @@ from headrace.app.engine.events import (
     PullProgress,
     Ready,
     Repeats,
+    SlowFirstPass,
 )
 from headrace.app.engine.model_card import ModelCard
 from headrace.models.text.events import TextChunk
@@ -86,6 +87,7 @@ class Script:
     token behind them.
     repeats: report a repetition after the first piece.
     hold: stop before this many pieces remain unsaid, until the test cancels, dies or calls `release`.
+    first_pass: seconds of a slow first pass, by report; the last one is repeated until the test calls `release`.
     """
 
     pieces: Sequence[str] = ("Hello", ", ", "world", ".")
@@ -100,6 +102,7 @@ class Script:
     rejected: str = " wrong"
     reuse: PromptReuse | None = None
     repeats: bool = False
+    first_pass: Sequence[float] = ()
 
 
 @dataclass
@@ -262,6 +265,11 @@ class ScriptedEngine:
             yield ContextFull(command.id, self.card_to_load.context_limit + 1, self.card_to_load.context_limit)
             return
         total = script.prompt_tokens - 1 - script.reused
+        backend = self.card_to_load.machine.backend
+        for seconds in script.first_pass:
+            yield SlowFirstPass(seconds, backend)
+        while script.first_pass and not self._released:
+            yield SlowFirstPass(script.first_pass[-1], backend)
         yield Prefill(command.id, total // 2, total, script.reused, reuse=script.reuse)
         yield Prefill(command.id, total, total, script.reused)
         said = 0

@@ -35,6 +35,21 @@ def test_question_and_answer_are_on_the_screen(play) -> None:
     play(scenario)
 
 
+def test_the_seconds_of_a_slow_first_pass_are_shown_until_the_first_token(play) -> None:
+    gpu = replace(CARD, machine=replace(CARD.machine, backend="cuda"))
+    engine = ScriptedEngine(card_to_load=gpu).script(Script(first_pass=(2.0, 2.5, 3.0)))
+
+    async def scenario(it: Driver) -> None:
+        await it.write("Who is there?")
+        await it.until(lambda: "first pass, 3 s: MLX compiles its kernels" in it.text())
+        engine.release()
+        await it.idle()
+        assert "first pass" not in it.text()
+        assert "Hello, world." in it.text()
+
+    play(scenario, engine)
+
+
 def test_typing_works_before_the_model_is_loaded(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.write("early")

@@ -77,6 +77,8 @@ class OwnEngine:
         self._draft = draft
         self.rank_times: list[tuple[RankTimes, ...]] = []
         """Times by rank of the decode steps that have them, one of every few; empty on one machine."""
+        self.first_pass_report: Callable[[float], None] | None = None
+        """Takes the seconds of a first pass that takes long; to be set before the first test."""
         self._num_pairs: Counter[Test] = Counter()  # measured of each workload
         self._workload_engines_by_batch: dict[int, Engine] = {}  # prompts and pass costs stay in them
 
@@ -177,7 +179,7 @@ class OwnEngine:
                 draft=self._draft,
                 pass_costs=PassCostStore(self.cost),
             )
-            self._time_ranks(engine)
+            self._watch(engine)
             self._workload_engines_by_batch[test.batch] = engine
         self._num_pairs[test] += 1
         speculation: Speculation = "draft"
@@ -196,7 +198,9 @@ class OwnEngine:
 
     def _engine_of_batch(self, batch: int) -> Engine:
         if batch not in self._engines_by_batch:
-            self._engines_by_batch[batch] = Engine(self._network, context_limit=self._limit, max_running=batch)
+            engine = Engine(self._network, context_limit=self._limit, max_running=batch)
+            engine.first_pass.report = self.first_pass_report
+            self._engines_by_batch[batch] = engine
         return self._engines_by_batch[batch]
 
     def _prompts(self, test: Test) -> list[list[int]]:
@@ -215,11 +219,14 @@ class OwnEngine:
 
     def _engine_of_depth(self, depth: int) -> Engine:
         if depth not in self._engines_by_depth:
-            self._engines_by_depth[depth] = Engine(self._network, context_limit=self._limit, keep_prefix=depth > 0)
-            self._time_ranks(self._engines_by_depth[depth])
+            engine = Engine(self._network, context_limit=self._limit, keep_prefix=depth > 0)
+            self._watch(engine)
+            self._engines_by_depth[depth] = engine
         return self._engines_by_depth[depth]
 
-    def _time_ranks(self, engine: Engine) -> None:
+    def _watch(self, engine: Engine) -> None:
+        """Have a new engine report a slow first pass and, on several machines, times by rank."""
+        engine.first_pass.report = self.first_pass_report
         if self._network.division is not None:
             engine.timer.every = _TIMED_EVERY
 

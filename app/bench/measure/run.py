@@ -4,16 +4,19 @@
 `result.py` computes the figures. After Ctrl-C the results so far become the document.
 """
 
+import dataclasses
 import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 
 from msgspec.structs import replace
 
+from headrace.app.answer.first_pass import first_pass_text
 from headrace.app.bench.measure.document import (
     device_facts,
     identity,
@@ -35,7 +38,7 @@ from headrace.app.bench.measure.records import HostsAccount, Result, RunDocument
 from headrace.app.bench.measure.result import Work, result
 from headrace.app.bench.measure.run_cost import run_costs
 from headrace.app.bench.measure.sample import Backend
-from headrace.app.bench.measure.session import BenchSession, Key, Show
+from headrace.app.bench.measure.session import BenchProgress, BenchSession, Key, Results, Show
 from headrace.app.bench.measure.setup import EngineSetup, check_threads
 from headrace.app.config.load_options import PACKED, HostsChoice, activations_choice, kv_choice
 from headrace.app.hosts.load import load_on_hosts
@@ -152,6 +155,14 @@ def run(options: MeasureOptions, show: Show) -> RunDocument:
     return measured
 
 
+def _show_first_pass(
+    host: Machine, show: Show, progress: BenchProgress, so_far: Callable[[], Results], seconds: float
+) -> None:
+    """Show that the first pass of a measurement takes long."""
+    doing = f"{progress.doing}: {first_pass_text(seconds, host.backend)}"
+    show(dataclasses.replace(progress, doing=doing), so_far)
+
+
 def _remember_fit(host: Machine, document: RunDocument, *, quiet: bool) -> str | None:
     """Keep the run's step-cost fit for predictions, or return the reason for refusal."""
     if document.step_cost is None:
@@ -232,6 +243,8 @@ def _measure(options: MeasureOptions, host: Machine, opened: _Opened, show: Show
         for progress in session.run():
             rounds = progress.round
             show(progress, account.so_far)
+            for engine in opened.own_engines:
+                engine.first_pass_report = partial(_show_first_pass, host, show, progress, account.so_far)
     except KeyboardInterrupt:
         interrupted = True
     results = account.final()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from headrace.app.answer.answer import Answer, EncodedPrompt
 from headrace.app.answer.answerer import MAX_RUNNING, Answerer
+from headrace.app.answer.first_pass import FirstPassLine
 from headrace.app.answer.options import DEFAULTS
 from headrace.app.answer.repetition import REPEATS
 from headrace.app.chat.prompt import prompt_messages
@@ -113,6 +114,9 @@ def _one_answer(
 ) -> int:
     """Answer once, and return the exit code. load_s: seconds that loading the model took."""
     answer = answerer.prepare(prompt, session.options.over(DEFAULTS), logprobs=arguments.logprobs)
+    progress = RedrawnLine(quiet=arguments.quiet)
+    if not arguments.quiet:
+        answerer.engine.first_pass.report = FirstPassLine(progress, quiet=False)
     if arguments.as_json or arguments.stats:
         answer.sensors = sensors(machine().backend)
     if disk_cache is not None:
@@ -122,7 +126,7 @@ def _one_answer(
     with first_interrupt_cancels(answer.request.cancel):
         try:
             with closing(session.stored(answerer.stream(answer), answer, answerer.model)) as parts:
-                print_answer(answer, parts, echo=not arguments.as_json, quiet=arguments.quiet)
+                print_answer(answer, parts, progress, echo=not arguments.as_json, quiet=arguments.quiet)
         except ContextLimitError as error:
             error.hint = _context_hint(answerer, session)
             raise
@@ -148,15 +152,15 @@ def _context_hint(answerer: Answerer, session: RunSession) -> str:
     return shorten
 
 
-def print_answer(answer: Answer, parts: Iterable[Part], *, echo: bool, quiet: bool) -> None:
+def print_answer(answer: Answer, parts: Iterable[Part], progress: RedrawnLine, *, echo: bool, quiet: bool) -> None:
     """Consume an answer to its end.
 
     parts: of the answer, as they are generated.
+    progress: shows the prefill's until there is text.
     echo: print its text. Of an answer with a schema or a grammar, thinking is left out: standard output has the text
         that fits.
-    quiet: show no progress.
+    quiet: no remarks.
     """
-    progress = RedrawnLine(quiet=quiet)
     output = PlainOutput(_append)
     tells_repetition = sys.stderr.isatty() and not quiet  # once
     for part in parts:

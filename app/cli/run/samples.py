@@ -43,6 +43,7 @@ class Samples:
         self.wall_s = 0.0
         self._answerer = answerer
         self._progress = ProgressLine(quiet=arguments.quiet)
+        answerer.engine.first_pass.report = self._progress.first_pass
         self._before = self._progress.before(sys.stdout)
         self._echo = not arguments.as_json
         self._printed = 0  # answers that were printed or passed over, from the first

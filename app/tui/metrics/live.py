@@ -31,6 +31,7 @@ from headrace.app.engine.events import (
     Prefill,
     PrefixCached,
     Ready,
+    SlowFirstPass,
 )
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.tui.metrics.answers import STEPS_KEPT, AnswerRow, TurnAnswers
@@ -81,6 +82,8 @@ class LiveMetrics:
         """Reuse of the turn's prompt, or of the next one once its prefetch met a miss."""
         self.prefetched = 0
         """Prompt tokens of the turn that were computed before it was sent."""
+        self.first_pass: SlowFirstPass | None = None
+        """The latest report of the model's first pass, while it is slow."""
         self.context = 0
         """Tokens of the conversation, in the cache or not."""
         self.busy_steps: deque[StepRecord] = deque(maxlen=STEPS_KEPT)
@@ -116,6 +119,8 @@ class LiveMetrics:
                     self.fill = CacheFill()
                 case PrefixCached():
                     self._prefix_cached(event)
+                case SlowFirstPass():
+                    self.first_pass = event
                 case Prefill():
                     begins = not self.answers.is_several and (event.done == 0 or self.phase == "idle")
                     if begins or not self.answers.has(event):
@@ -132,6 +137,7 @@ class LiveMetrics:
 
     def _answered(self, event: Event) -> None:
         """Take in an event about the answers of the turn."""
+        self.first_pass = None
         self.answers.take(event)
         if not self.answers.is_several:
             self._one_answered(event)
@@ -178,6 +184,7 @@ class LiveMetrics:
         self.phase = "idle"
         self.model = model
         self.machine = machine
+        self.first_pass = None
         self.fill = CacheFill()
         self.answers.cost = model.cost
         self.history = DecodeHistory()
@@ -245,6 +252,7 @@ class LiveMetrics:
 
     def _prefix_cached(self, cached: PrefixCached) -> None:
         """Note the cache after a prefetch. Its reuse is that of the next prompt, as far as it is known."""
+        self.first_pass = None
         self.fill = CacheFill(cached.tokens, cached.used_bytes, cached.allocated_bytes, cached.shared_blocks)
         self._fed = True
         if cached.reuse is not None and (cached.reuse.difference is not None or cached.reuse.dropped):

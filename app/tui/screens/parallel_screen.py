@@ -16,6 +16,7 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Static
 
+from headrace.app.answer.first_pass import first_pass_text
 from headrace.app.answer.phrases import ENDINGS, mbu_text
 from headrace.app.answer.repetition import REPEATS
 from headrace.app.chat.parallel_answers import ParallelAnswer
@@ -227,6 +228,8 @@ class AnswerPane(Vertical):
             return f"◌ {stage} {percent(metrics.load_share)}".rstrip(), "$text-accent"
         if side.phase in ("waiting", "prefill"):
             answer = metrics.answer
+            if (slow := metrics.first_pass) is not None:
+                return f"◌ {first_pass_text(slow.seconds, slow.backend)}", "$text-accent"
             if not answer.prefill_total:
                 return "◌ prefill", "$text-accent"
             return f"◌ prefill: {answer.prefill_done} of {answer.prefill_total} tokens", "$text-accent"

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from headrace.app.answer.answer_steps import AnswerSteps
+from headrace.app.answer.first_pass import first_pass_text
 from headrace.app.chat.conversation import Conversation
 from headrace.app.sessions.records import Message
 from headrace.app.tui.metrics.live import LiveMetrics
@@ -102,6 +103,8 @@ def _waiting(conversation: Conversation, metrics: LiveMetrics) -> str:
         return "summarising older messages …"
     if conversation.phase == "waiting" and conversation.engine.state == "loading":
         return "waiting for the model to load …"
+    if (slow := metrics.first_pass) is not None:
+        return first_pass_text(slow.seconds, slow.backend)
     if metrics.phase == "prefill" and metrics.answer.prefill_total:
         reused = f", {metrics.answer.reused:,} cached" if metrics.answer.reused else ""
         return f"prefill: {metrics.answer.prefill_done:,} of {metrics.answer.prefill_total:,} tokens{reused}"

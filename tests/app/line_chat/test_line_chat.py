@@ -99,6 +99,13 @@ def test_a_repeating_answer_is_reported_on_a_separate_line(store: SessionStore) 
     assert "\n(the answer has repeated itself for 500 tokens; larger models do this less; Ctrl-C stops it)\n" in printed
 
 
+def test_a_slow_first_pass_is_told_every_ten_seconds(store: SessionStore) -> None:
+    engine = ScriptedEngine().script(Script(first_pass=(2.0, 2.5, 9.9, 10.4, 10.9)))
+    engine.release()
+    printed, _ = chatted(store, "Hi", engine=engine)
+    assert "> Hi\n(first pass, 2 s)\n(first pass, 10 s)\nHello, world.\n(4 tokens" in printed
+
+
 @pytest.mark.parametrize("shown", [False, True])
 def test_thinking_is_printed_if_asked_for(shown: bool, store: SessionStore) -> None:
     engine = ScriptedEngine().script(Script(["<th", "ink>\nhm, ", "well\n</thi", "nk>\n\nYes", "."]))

@@ -1,0 +1,53 @@
+"""Seconds of a first pass that takes long, while it runs.
+
+On a GPU, MLX compiles a kernel when a pass first uses it, which may take a minute. `Engine` watches its steps until a
+token is chosen. The reports have no words: `app/answer/first_pass.py` shows them.
+
+Guards: tests/runtime/engine/test_first_pass.py.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+SLOW_S = 2.0  # that a pass takes before its first report
+_EVERY_S = 0.5  # between two reports
+
+
+class FirstPass:
+    """The passes of a model before its first token.
+
+    report: called from another thread with the seconds that a pass has taken, never after the pass; None: not at all.
+    is_over: a token was chosen.
+    """
+
+    def __init__(self) -> None:
+        self.report: Callable[[float], None] | None = None
+        self.is_over = False
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Return a context for a pass, in which `report` is called if the pass takes long."""
+        if self.report is None or self.is_over:
+            return nullcontext()
+        return _reported(self.report)
+
+
+@contextmanager
+def _reported(report: Callable[[float], None]) -> Iterator[None]:
+    is_ended = threading.Event()
+
+    def count() -> None:
+        seconds = SLOW_S
+        wait_s = SLOW_S
+        while not is_ended.wait(wait_s):
+            report(seconds)
+            seconds += _EVERY_S
+            wait_s = _EVERY_S
+
+    thread = threading.Thread(target=count, name="first pass", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_ended.set()
+        thread.join()

@@ -1,0 +1,97 @@
+"""Words for a slow first pass, and where they are written."""
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.app.answer import first_pass as shown
+from headrace.app.answer.first_pass import FirstPassLine, FirstPassLog, first_pass_text
+from headrace.app.cli.commands import cli
+from headrace.app.output.progress import RedrawnLine
+from headrace.runtime.engine import engine, first_pass
+from headrace.runtime.machine.hardware import Backend, machine
+from tests.support.tiny_chat import write_chat_model
+
+COMPILES = "MLX compiles its kernels, once per machine and MLX version"
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = machine()
+    monkeypatch.setattr(shown, "machine", lambda: replace(here, backend="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("backend", "text"),
+    [("cpu", "first pass, 1 min 02 s"), ("cuda", f"first pass, 1 min 02 s: {COMPILES}")],
+)
+def test_only_a_gpu_compiles(backend: Backend, text: str) -> None:
+    assert first_pass_text(62.0, backend) == text
+
+
+def test_a_log_has_a_line_every_ten_seconds() -> None:
+    lines: list[str] = []
+    log = FirstPassLog(lines.append)
+    for half_seconds in range(4, 50):
+        log.add(half_seconds / 2, "cpu")
+    assert lines == ["first pass, 2 s", "first pass, 10 s", "first pass, 20 s"]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_pipe_gets_lines_if_kernels_are_compiled(capsys: pytest.CaptureFixture[str]) -> None:
+    report = FirstPassLine(RedrawnLine(quiet=False), quiet=False)
+    report(2.0)
+    report(2.5)
+    assert capsys.readouterr() == ("", f"first pass, 2 s: {COMPILES} ...\n")
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_on_the_cpu_a_pipe_gets_no_line(quiet: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    FirstPassLine(RedrawnLine(quiet=quiet), quiet=quiet)(2.0)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_quiet_means_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    FirstPassLine(RedrawnLine(quiet=True), quiet=True)(2.0)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("more", [(), ("--json",), ("--samples", "2", "-t", "1"), ("-q",)])
+def test_run_counts_the_seconds_on_a_terminal(
+    more: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pseudo-terminal, and a first pass that lasts until the line is drawn."""
+    model = write_chat_model(tmp_path / "chat")
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(first_pass, "SLOW_S", 0.02)
+    ours, theirs = os.openpty()
+    start = engine.start
+    drawn: list[bytes] = []
+
+    def slow_start(*arguments: Any) -> Any:
+        while not drawn and "-q" not in more:
+            drawn.append(os.read(ours, 1000))
+        return start(*arguments)
+
+    monkeypatch.setattr(engine, "start", slow_start)
+    with os.fdopen(theirs, "w") as terminal, Path(os.devnull).open() as nothing:
+        monkeypatch.setattr(sys, "stdin", nothing)
+        monkeypatch.setattr(sys, "stderr", terminal)
+        arguments = ["run", "hi", "-m", str(model), "-n", "4", *more]
+        assert cli.main(arguments, standalone_mode=False) == 0
+        terminal.write("end")
+        terminal.flush()
+        while not drawn or b"end" not in drawn[-1]:
+            drawn.append(os.read(ours, 1000))
+    os.close(ours)
+    output = b"".join(drawn).decode()
+    assert (f"\rfirst pass, 0 s: {COMPILES}" in output) is ("-q" not in more)
+    assert "first pass" not in capsys.readouterr().out

@@ -1,0 +1,77 @@
+"""Reports of a first pass that takes long."""
+
+import threading
+
+import pytest
+
+from headrace.models.network.decoder import Decoder
+from headrace.runtime.engine import first_pass
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import Request, Step
+from tests.support.patience import PATIENCE_S
+from tests.support.watched import WatchedNetwork
+
+PROMPT = [5, 17, 3, 88, 42, 9, 61]
+SLOW_S = 0.02
+EVERY_S = 0.01
+
+
+@pytest.fixture(autouse=True)
+def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_pass, "SLOW_S", SLOW_S)
+    monkeypatch.setattr(first_pass, "_EVERY_S", EVERY_S)
+
+
+class Slow:
+    """An engine with one pass that lasts until it was reported three times, or for a while. reports: all seconds."""
+
+    def __init__(self, network: Decoder, slow_pass: int, *, patience_s: float = PATIENCE_S, keep: bool = False) -> None:
+        """slow_pass: number of the pass, from 0."""
+        self.reports: list[float] = []
+        self._enough = threading.Event()
+
+        def on_pass(number: int) -> None:
+            if number == slow_pass:
+                self._enough.wait(patience_s)
+
+        self.engine = Engine(WatchedNetwork(network, on_pass=on_pass), context_limit=64, keep_prefix=keep)
+        self.engine.first_pass.report = self._take
+
+    def _take(self, seconds: float) -> None:
+        self.reports.append(seconds)
+        if len(self.reports) >= 3:
+            self._enough.set()
+
+
+@pytest.mark.parametrize("slow_pass", [0, 1])  # of the prompt, and of its last token
+def test_a_slow_pass_before_the_first_token_is_reported(network: Decoder, slow_pass: int) -> None:
+    slow = Slow(network, slow_pass)
+    tokens = [event for event in slow.engine.generate(Request(PROMPT, max_tokens=4)) if isinstance(event, Step)]
+    assert len(tokens) == 4
+    # Other passes may have been reported, too, where other programs slow them down.
+    assert {round(seconds, 9) for seconds in slow.reports} >= {0.02, 0.03, 0.04}
+    assert slow.engine.first_pass.is_over
+
+
+def test_a_prefetch_is_reported(network: Decoder) -> None:
+    slow = Slow(network, 0, keep=True)
+    slow.engine.prefetch(PROMPT, stop=lambda: False)
+    assert len(slow.reports) >= 3
+    assert not slow.engine.first_pass.is_over  # the pass that chooses a token has kernels of its own
+
+
+def test_passes_after_the_first_token_are_not_reported(network: Decoder) -> None:
+    slow = Slow(network, 4, patience_s=0.1)
+    reports_at_token = [
+        len(slow.reports) for event in slow.engine.generate(Request(PROMPT, max_tokens=8)) if isinstance(event, Step)
+    ]
+    assert set(reports_at_token) == {len(slow.reports)}
+
+
+def test_no_report_comes_after_the_pass(network: Decoder) -> None:
+    slow = Slow(network, 0)
+    generation = slow.engine.generate(Request(PROMPT, max_tokens=1))
+    next(generation)
+    assert len(slow.reports) >= 3
+    assert not [thread for thread in threading.enumerate() if thread.name == "first pass"]
+    list(generation)
