@@ -166,8 +166,9 @@ class Comparison(ParallelAnswers):
             super()._load_failed(engine, reason)
             return
         # Less memory than estimated: load the model in place of A's.
-        self._queue[:0] = self._running_on(engine)
-        self._running.clear()
+        waiting = self._running_on(engine)
+        self._queue[:0] = waiting
+        self._running = [answer for answer in self._running if answer not in waiting]
         self._close_second()
         self._next()
 

@@ -208,6 +208,28 @@ def test_a_second_model_without_memory_takes_turns(talk: Conversation, monkeypat
     assert it.answers[1].messages[-1].content == "Hello, world."
 
 
+def test_a_second_model_that_fails_to_load_keeps_the_answer_on_the_first(
+    talk: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs(monkeypatch, GIB)
+    second = ScriptedEngine()
+    it = Comparison(talk, OTHER, lambda: second)
+    it.ask("Which?")
+    a, b = it.answers
+    until(it, lambda: b.phase == "loading")
+    it.stop()
+    engine_of(talk).script(Script(("half", " more"), hold=1))
+    it.ask("And?")
+    second.load_failure = "not enough memory: needs 9 GiB, but 2 GiB may be used"
+    until(it, lambda: said(a)[-1] == "half")
+    assert not it.beside
+    assert (it.running, b.phase) == (a, "queued")
+    engine_of(talk).release()
+    until_over(it)
+    assert said(a)[-1] == "half more"
+    assert said(b) == ["Which?", "And?", "Hello, world."]
+
+
 def test_a_model_that_cannot_be_loaded_is_refused_with_figures(
     talk: Conversation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
