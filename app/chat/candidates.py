@@ -41,7 +41,8 @@ class Candidates(ParallelAnswers):
         self.question: Message = self.answers[0].messages[-1]
         self.first = len(self.answers[0].messages)
         self._ask(self.answers)
-        self.notice = WARMER if conversation.greedy else None
+        if self.notice is None and conversation.greedy:
+            self.notice = WARMER
 
     @property
     def growing(self) -> int:

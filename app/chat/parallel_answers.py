@@ -180,8 +180,7 @@ class ParallelAnswers(ABC):
         """Cancel the answers that run; their text is kept as partial, and others of the queue are next."""
         loading = [answer for answer in self._running if answer.phase == "loading"]
         self._cancel([answer for answer in self._running if answer not in loading])
-        for answer in loading:
-            self._end(answer, "cancelled")
+        self._end_all(loading, "cancelled")
 
     @abstractmethod
     def take(self, answer: ParallelAnswer | None) -> None:
@@ -245,7 +244,7 @@ class ParallelAnswers(ABC):
                     self._load_failed(engine, one_line(event.message, event.hint))
             case Died() if state == "dead":
                 engine.model = None
-                self._end_all(engine, "died", event.message)
+                self._end_all(self._running_on(engine), "died", event.message)
             case _ if subject is not None and isinstance(event, AnswerEvent):
                 self._handle_own(subject, event)
 
@@ -263,14 +262,15 @@ class ParallelAnswers(ABC):
 
     def _load_failed(self, engine: ModelEngine, reason: str) -> None:
         engine.model = None
-        self._end_all(engine, "failed", reason)
+        self._end_all(self._running_on(engine), "failed", reason)
 
-    def _end_all(self, engine: ModelEngine, reason: str, notice: str) -> None:
-        """End all answers that run on an engine; one that cannot be stored keeps no other from its end."""
-        for answer in self._running_on(engine):
+    def _end_all(self, answers: Sequence[ParallelAnswer], reason: str, notice: str | None = None) -> None:
+        """End and store answers. `_save` tries again to store those that cannot be stored now."""
+        for answer in answers:
             answer.notice = notice
             with self._failure_noticed():
-                self._end(answer, reason)
+                answer.end(reason)
+                self._ended(answer)
 
     # --- the queue -------------------------------------------------------------------------------------------
 
@@ -310,13 +310,7 @@ class ParallelAnswers(ABC):
         try:
             engine.submit(answer.begin(engine.card))
         except HeadraceError as error:
-            answer.notice = str(error)
-            self._end(answer, "failed")
-
-    def _end(self, answer: ParallelAnswer, reason: str) -> None:
-        """End an answer, and store it. Raises SessionError if that fails; `_save` tries again."""
-        answer.end(reason)
-        self._ended(answer)
+            self._end_all([answer], "failed", str(error))
 
     def _ended(self, answer: ParallelAnswer) -> None:
         """Store an answer that ended, and start the next one."""

@@ -205,6 +205,29 @@ def test_a_full_disk_is_reported_and_retried(
     assert answers(talk) == ["the first", "0a", "1a"]
 
 
+def test_a_refused_request_on_a_full_disk_keeps_the_others(
+    talk: Conversation, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise SessionError("the disk is full")
+
+    with monkeypatch.context() as patch:
+
+        def refuse(_: object) -> None:
+            patch.undo()  # the next request is accepted
+            patch.setattr(talk.store, "branch", full)
+            raise EngineError("too many requests")
+
+        patch.setattr(engine, "submit", refuse)
+        it = Candidates(talk, 2)
+        assert it.notice == "the disk is full"
+    over(it)
+    refused, answered = it.answers
+    assert (refused.notice, refused.answer) == ("too many requests", None)
+    assert answered.answer is not None
+    assert answered.answer.content == "Hello, world."
+
+
 def waited(it: Candidates | Conversation) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while it.phase != "idle":
