@@ -49,6 +49,8 @@ DISK_CHOICES: tuple[tuple[DiskChoice, str, str], ...] = (
     ("unsaved", "u", "go on; nothing more is saved"),
 )
 """Choices after the disk of the sessions was full."""
+DISK_FULL = "the disk is full"
+"""Title of the question with these choices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,7 @@ class Conversation:
         if self.store.db.full:
             questions.append(
                 OpenQuestion(
-                    "the disk is full",
+                    DISK_FULL,
                     f"The sessions in {self.store.db.path} cannot be written. What you see is kept until you quit.",
                     DISK_CHOICES,
                     lambda choice: self.resolve_full_disk(cast(DiskChoice, choice)),

@@ -103,6 +103,22 @@ def test_a_message_too_long_alone_returns_to_the_input(play) -> None:
     play(scenario)
 
 
+def test_a_question_that_was_left_is_not_asked_again_after_a_refused_command(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("first")
+        it.engine.script(Script(full=True))
+        await it.write("second")
+        await it.until(lambda: isinstance(it.app.screen, UnaskedChoice))
+        await it.press("escape")
+        await it.write("/frobnicate")
+        it.app.poller.tick()
+        await it.pilot.pause()
+        assert "/frobnicate: unknown command" in it.text()
+        assert isinstance(it.app.screen, ChatScreen)
+
+    play(scenario)
+
+
 def test_a_summary_that_failed_is_not_offered_again(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("first")

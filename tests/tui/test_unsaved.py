@@ -6,6 +6,7 @@ from textual.widgets import OptionList
 from headrace.app.config.presets import Preset, save_preset
 from headrace.app.sessions.store import SessionStore
 from headrace.app.tui.screens.chat_screen import ChatScreen
+from headrace.app.tui.screens.decode_screen import DecodeScreen
 from headrace.app.tui.screens.dialogs import UnaskedChoice
 from tests.app.scripted_engine import Script
 from tests.tui.conftest import Driver
@@ -63,6 +64,26 @@ def test_an_answer_that_met_a_full_disk_is_stored_once_there_is_room(play) -> No
         assert stored.branch(it.state.conversation.session.id)[-1].content == LONG * 3
         stored.close()
         assert "not saved" not in it.text()
+
+    play(scenario)
+
+
+def test_a_full_disk_is_asked_about_in_the_chat_only_and_again_after_an_error(play) -> None:
+    async def scenario(it: Driver) -> None:
+        it.engine.script(Script([LONG, LONG], hold=1))
+        await it.write("write")
+        await it.until(lambda: len(it.said) == 2)
+        await it.press("f2")
+        fill(it.state.store)
+        it.engine.release()
+        await it.until(lambda: it.state.store.db.full)
+        for screen in (DecodeScreen, UnaskedChoice):
+            it.app.poller.tick()
+            await it.pilot.pause()
+            assert isinstance(it.app.screen, screen)
+            await it.press("escape")
+        await it.write("/frobnicate")
+        await it.until(lambda: isinstance(it.app.screen, UnaskedChoice), "the offer")
 
     play(scenario)
 

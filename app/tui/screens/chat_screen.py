@@ -15,6 +15,7 @@ from textual.geometry import Size
 from textual.screen import Screen
 
 from headrace.app.chat.commands import parse_command
+from headrace.app.chat.conversation import DISK_FULL
 from headrace.app.tui.decode.panel import ROOM_FROM, DecodePanel
 from headrace.app.tui.input.chips import Chips
 from headrace.app.tui.input.completion import CompletionMenu
@@ -189,7 +190,7 @@ class ChatScreen(Screen[None]):
                 self.actions.carry_out(invocation)
         except HeadraceError as error:
             self.state.show_error(error)
-            self.view.asked.clear()
+            self.view.asked.discard(DISK_FULL)  # it may be the cause
             return invocation is not None
         return True
 

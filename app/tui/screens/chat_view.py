@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import cached_property
 
 from textual.content import Content
-from textual.screen import ModalScreen, Screen
+from textual.screen import Screen
 
 from headrace.app.chat.commands import message_text, parse_command
 from headrace.app.chat.conversation import Conversation
@@ -134,11 +134,11 @@ class ChatView:
         self._ask_unasked()
 
     def _ask_unasked(self) -> None:
-        """Ask the open questions, once each; not while the user types, nor over another dialog."""
+        """Ask the open questions, once each; not while the user types, nor over another screen."""
         questions = self.conversation.questions
         self.asked &= {question.title for question in questions}
         is_typing = bool(self.prompt.text) and self.prefetch.typing
-        if is_typing or isinstance(self.screen.app.screen, ModalScreen):
+        if is_typing or not self.screen.is_active:
             return
         question = next((question for question in questions if question.title not in self.asked), None)
         if question is not None:
