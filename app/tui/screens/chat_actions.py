@@ -71,9 +71,9 @@ class ChatActions:
             "branch_back": lambda message: messages.switch_branch(message, -1),
             "branch_on": lambda message: messages.switch_branch(message, 1),
         }
-        functions = on_summary if message.id == MARK else on_message
-        if action not in functions:
+        if message.id == MARK and action not in on_summary:
             raise UsageError("this is the summary of the messages above: e edits it, u sends them again")
+        functions = on_summary if message.id == MARK else on_message
         functions[action](message)
 
     def _in_every_chat(self, name: str, argument: str) -> None:
