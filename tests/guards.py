@@ -117,8 +117,8 @@ class Imports:
             nearness = 2 ** common_folders(test, named[0]) * shares[test]
             return rank, distances.get(test, 0), -nearness
 
-        tests = {*filter(is_test, distances), *(test for test in named if test in self.files)}
-        return sorted(tests, key=order)
+        candidates = {*distances, *named} & self.files
+        return sorted(filter(is_test, candidates), key=order)
 
     def _named_in(self, file: str) -> list[str]:
         """Return the tests that a file names: `tests/runtime/kv/test_disk.py and test_pool.py` are of one folder."""
