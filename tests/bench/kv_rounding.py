@@ -27,9 +27,8 @@ from headrace.runtime.ops.attention import attention, placed_heads
 
 Array = NDArray[Any]
 MEASURED = 640  # tokens of the text's beginning
-SKIPPED = (
-    8  # of these: the first tokens of a text are unlike all others, since queries with no better choice attend to them
-)
+# Of these: the first tokens of a text are unlike all others, since queries with no better choice attend to them.
+SKIPPED = 8
 FIRST_SHARE = 0.3  # weight of the very first one among the principal directions, relative to all others together
 ROWS = 128  # of logits at a time
 
@@ -115,6 +114,7 @@ class PlainPass:
 
     def attend(self, layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
         """Attend with the projections of (1, T) tokens -> (1, T, H * D)."""
+        assert spec.appends, "layers with shared keys and values are not simulated"
         q, k, v = placed_heads(qkv, 0, spec)
         assert k is not None
         assert v is not None
