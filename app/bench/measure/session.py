@@ -81,9 +81,7 @@ class BenchSession:
     def run(self) -> Iterator[BenchProgress]:
         """Measure, yielding `BenchProgress` before every measurement and at the end."""
         for number, (backend, test) in enumerate(self._pairs):
-            yield BenchProgress(
-                f"warming up {backend.engine}, {backend.model} {test.label}", number, self._total(), None, 0
-            )
+            yield BenchProgress(_named(backend, test), number, self._total(), None, 0)
             self._attempt(backend, partial(backend.warm_up, test))
         self._leave_out_failed()
         began = self._clock()

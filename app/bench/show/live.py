@@ -1,7 +1,7 @@
 """Live view of a run on stderr: the table so far, the current test, a bar and the time left.
 
-Without a terminal, a line when the warm-up or a round begins, and regularly while it lasts. `BenchSession.run` yields
-the `BenchProgress` that is shown here.
+Without a terminal, a line when a warm-up or a round begins, and regularly while a round lasts. `BenchSession.run`
+yields the `BenchProgress` that is shown here.
 """
 
 import sys
@@ -46,14 +46,13 @@ class _Lines:
 
     def __call__(self, progress: BenchProgress, _results: Callable[[], Results]) -> None:
         now = time.monotonic()
-        new = progress.round != self._round
-        if progress.done >= progress.total or (not new and now - self._printed_s < _LINE_SECONDS):
+        # Every warm-up gets a line: a peer may be slow, or stuck, at its first test.
+        is_new = progress.round == 0 or progress.round != self._round
+        if progress.done >= progress.total or (not is_new and now - self._printed_s < _LINE_SECONDS):
             return
         self._round = progress.round
         self._printed_s = now
-        text = _stage(progress)
-        if not new:
-            text += f": {progress.doing}"
+        text = f"{_stage(progress)}: {progress.doing}"
         if progress.left_s is not None:
             text += f", {_left(progress.left_s)}"
         print(f"{text} ...", file=sys.stderr, flush=True)

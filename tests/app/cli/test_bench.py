@@ -201,10 +201,10 @@ def test_a_report_without_its_library_is_an_error_before_the_run(
         run(*SHORT, "--report", str(tmp_path / "out.html"))
 
 
-def test_progress_in_a_pipe_is_a_line_a_stage(model: Path) -> None:
+def test_progress_in_a_pipe_is_a_line_for_each_warm_up_and_round(model: Path) -> None:
     done = run("-m", str(model), *SHORT, "--no-pg")
-    lines = done.stderr.splitlines()
-    assert [re.sub(r", \d+ s left", "", line) for line in lines] == ["warm-up ...", "round 1 ...", "round 2 ..."]
+    stages = [line.partition(" · headrace ")[0] for line in done.stderr.splitlines()]
+    assert stages == ["warm-up: pp8", "warm-up: tg4", "round 1: pp8", "round 2: tg4"]
 
 
 def test_a_missing_peer_ends_the_run_before_measuring(
