@@ -26,7 +26,8 @@ class PlainOutput:
             self._append(safe)
 
     def end(self) -> None:
-        """End the line; other output may follow."""
+        """End the line; other output may follow, and another text."""
         if not self._at_line_start:
             self._append("\n")
         self._at_line_start = True
+        self._sanitiser = Sanitiser()

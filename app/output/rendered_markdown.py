@@ -70,8 +70,9 @@ class MarkdownOutput:
         self._draws_at = end + _PAUSE * (end - begin)
 
     def end(self) -> None:
-        """Finish all blocks; other output may follow."""
+        """Finish all blocks; other output may follow, and another text."""
         self._draw(self._rendered(self._source), [])
+        self._sanitiser = Sanitiser()
         self._source = ""
         self._has_finished = False
         self._draws_at = 0.0

@@ -14,3 +14,12 @@ def test_the_last_line_ends_once(pieces: list[str]) -> None:
     output.end()
     output.end()
     assert "".join(appended) == "a\n"
+
+
+def test_nothing_of_a_text_changes_the_next_one() -> None:
+    appended: list[str] = []
+    output = PlainOutput(appended.append)
+    for text in ("a\r", "\nع", "\u200db"):
+        output.write(text)
+        output.end()
+    assert "".join(appended) == "a\n\nع\n‹U+200D›b\n"
