@@ -6,7 +6,6 @@ Exit code 1 if something is broken. `app.cli.doctor.diagnosis` gathers the facts
 import os
 import sys
 from dataclasses import asdict
-from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,8 +15,9 @@ from headrace.app.cli.doctor.diagnosis import DoctorReport, Finding, findings, g
 from headrace.app.cli.model_options import json_option, named_model_option
 from headrace.app.cli.say import print_json
 from headrace.app.output.progress import drawn_progress
+from headrace.app.output.sanitise import sanitise
 from headrace.app.output.tables import Column, print_apart, print_lines
-from headrace.app.output.terminal import can_redraw, table_width
+from headrace.app.output.terminal import can_redraw, console, table_width
 from headrace.app.versions import NOT_INSTALLED
 from headrace.runtime.errors import UsageError
 from headrace.runtime.machine.hardware_text import core_kinds
@@ -219,12 +219,16 @@ def finding_lines(problems: list[Finding], width: int | None) -> list["Text"]:
 
 def _hanging(head: str, style: str, text: str, width: int | None) -> list["Text"]:
     """Return a text after a head in this style, and its other lines below the first."""
+    from rich.cells import cell_len
     from rich.text import Text
 
     parts = [text]
+    indent = cell_len(head)
     if width is not None:
-        parts = wrap(text, max(1, width - len(head)), break_on_hyphens=False) or [""]
-    lines = [Text.assemble((head, style), parts[0]), *(Text(" " * len(head) + part) for part in parts[1:])]
+        safe = sanitise(text)  # before the cells are counted: a control character becomes several
+        room = max(2, width - indent)  # a wide character would not fit in one cell, and rich would drop it
+        parts = [part.plain for part in Text(safe).wrap(console(), room)] or [""]
+    lines = [Text.assemble((head, style), parts[0]), *(Text(" " * indent + part) for part in parts[1:])]
     for line in lines:
         line.rstrip()
     return lines

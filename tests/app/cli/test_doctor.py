@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 from huggingface_hub import constants
+from rich.cells import cell_len
 
 import headrace
 from headrace.app.cli.doctor import diagnosis
@@ -372,6 +373,17 @@ def test_a_report_on_a_terminal_fits_eighty_columns(report: DoctorReport) -> Non
     assert all(len(line) <= 80 for line in lines)
     assert ("No problems found." in lines) == (not findings(report))
     assert " ".join(" ".join(lines).split()) == " ".join(plain(report, findings(report)).split())
+
+
+def test_lines_are_folded_by_cells() -> None:
+    wide = Finding("broken", "模型文件夹不可写" * 3 + "\tand\x1b[2J then", "first\nsecond")
+    lines = [line.plain for line in report_lines([], [wide], 30)]
+    assert max(map(cell_len, lines)) in (29, 30)
+    assert "".join("".join(lines).split()) == "broken:" + "模型文件夹不可写" * 3 + "and␛[2Jthen->firstsecond"
+    assert lines[-2:] == ["  -> first", "     second"]
+    assert not any("\t" in line for line in lines)
+    narrow = "".join(line.plain for line in report_lines([], [wide], 1))
+    assert "".join(narrow.split()) == "".join("".join(lines).split())
 
 
 _BLOCKED = """import sys
