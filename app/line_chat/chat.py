@@ -66,7 +66,7 @@ class LineChat:
         self._attached = ""  # `/file` lines for the next message
         self._ended = False  # /quit was typed
         self._thinks = False  # the latest text of the answer is thinking
-        self._has_text = False  # the answer has printed some
+        self._printed: int | None = None  # the id of the answer whose text came last
         self._notice: str | None = None  # the latest that was printed
 
     def run(self) -> None:
@@ -121,14 +121,29 @@ class LineChat:
 
     def _answer(self, ask: Callable[[], object]) -> None:
         """Call `ask`, and print text until the model is loaded and no answer is written; Ctrl-C stops the answer."""
-        conversation = self.conversation
-        self._poll()  # the engine may have died during the wait for a line
-        self._show_notice()
+        self._catch_up()
         ask()
+        self._follow()
+        self._ask_what_is_open()
+
+    def _catch_up(self) -> None:
+        """Take in what came while a line was typed: the engine may have died. Nothing of it shares the next line."""
+        self._poll()
+        self._progress.clear()
+        self._output.end()
+        self._show_notice()
+
+    def _follow(self) -> None:
+        """Print text until the model is loaded and no answer is written, and the figures and the notice then."""
+        conversation = self.conversation
+        turn = conversation.writer.turn
+        self._thinks = turn is not None and turn.continuing and turn.leaf.by_kind.is_open
         self._terminal.interrupted()  # forgets an interrupt from before
         while True:
             interrupted = self._terminal.interrupted()
             self._poll()
+            if conversation.engine.state != "loading":
+                self._progress.clear()
             if conversation.phase != "idle":
                 if interrupted:
                     conversation.stop()
@@ -138,10 +153,6 @@ class LineChat:
         self._progress.clear()
         self._end_answer(conversation.messages[-1] if conversation.messages else None)
         self._show_notice()
-        try:
-            self._ask_what_is_open()
-        except HeadraceError as error:  # the engine may have died meanwhile
-            self._show_error(error)
 
     def _poll(self) -> None:
         """Take in what the engine sent: print an answer's text, and draw the progress of a load."""
@@ -161,15 +172,20 @@ class LineChat:
                 case Delta() if turn is not None and event.id == turn.id and not turn.summarising:
                     self._progress.clear()
                     is_thinking = bool(event.kinds.opening or event.thinking)
-                    self._print(event.thinking if is_thinking else None, event.content)
+                    self._print(turn.answer, event.thinking if is_thinking else None, event.content)
 
-    def _print(self, thinking: str | None, content: str) -> None:
-        """Print a part of an answer: of its thinking only the head, unless that is wanted. thinking: None for none."""
+    def _print(self, answer: Message | None, thinking: str | None, content: str) -> None:
+        """Print a part of an answer: of its thinking only the head, unless that is wanted.
+
+        answer: None if it could not be stored.
+        thinking: None for none.
+        """
+        if thinking is not None or content:
+            self._printed = None if answer is None else answer.id
         if thinking is not None:
             if not self._thinks:
                 self._output.write("(thinking)\n")
             self._thinks = True
-            self._has_text = True
             if self._show_thinking:
                 self._output.write(thinking)
         if content:
@@ -177,16 +193,15 @@ class LineChat:
                 self._output.end()
                 self._output.write("(answer)\n")
             self._thinks = False
-            self._has_text = True
             self._output.write(content)
 
     def _end_answer(self, message: Message | None) -> None:
-        """End the text of an answer, with its figures if it has any."""
+        """End the text of an answer, with its figures if it has any. message: another one if the answer was deleted."""
         self._output.end()
-        has_text = self._has_text
+        printed = self._printed
         self._thinks = False
-        self._has_text = False
-        if not has_text or message is None:
+        self._printed = None
+        if message is None or message.id != printed:
             return
         facts = [] if message.metrics is None else summary_phrases(message.metrics)
         ending = ENDINGS.get(message.finish_reason or "")
@@ -203,7 +218,7 @@ class LineChat:
                 self._say(PROMPT + message.content)
             else:
                 text = message.by_kind
-                self._print(text.thinking, text.content)
+                self._print(message, text.thinking, text.content)
                 self._end_answer(message)
 
     # -- notices and questions -------------------------------------------------------------------------------------
@@ -225,16 +240,28 @@ class LineChat:
             self._say("the message was not sent")
 
     def _ask_what_is_open(self) -> None:
-        """Ask the open questions, and print the answer that goes on."""
-        for question in self.conversation.questions:
+        """Ask each open question once, and again after an answer that goes on."""
+        asked = set[str]()  # titles
+        while unasked := [question for question in self.conversation.questions if question.title not in asked]:
+            question = unasked[0]
+            asked.add(question.title)
             choice = self._terminal.choose(f"{question.title.capitalize()}. {question.text}", question.answers)
             if choice is None:
                 continue
-            if choice == "summarise":
+            self._catch_up()
+            try:
+                question.resolve(choice)
+            except HeadraceError as error:
+                self._show_error(error)
+                continue
+            if choice == "new":
+                self._say("a new session")
+            if self.conversation.phase == "summarising":
                 self._say("(summarising the oldest turns)")
-            question.resolve(choice)
             if self.conversation.phase != "idle":
-                self._answer(lambda: None)
+                asked.clear()
+                self._follow()
+            self._show_notice()
 
     def _new_text(self, what: str, old: str, shown: str) -> str | None:
         """Show a text, and return the one typed in place of it; None if that is empty, the same or given up."""

@@ -1,14 +1,18 @@
 """The line chat over a scripted engine: messages, commands, questions, failures."""
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from headrace.app.chat.conversation import Conversation
+from headrace.app.engine.client import EngineState
+from headrace.app.engine.events import LoadProgress
 from headrace.app.line_chat import chat as line_chat
 from headrace.app.line_chat.chat import LineChat
 from headrace.app.line_chat.terminal import LineTerminal
+from headrace.app.output.progress import StageProgress
 from headrace.app.sessions.records import Draft
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import FullDiskError
@@ -113,6 +117,78 @@ def test_thinking_is_printed_if_asked_for(shown: bool, store: SessionStore) -> N
     assert f"> Hi\n(thinking)\n{'hm, well' + chr(10) if shown else ''}(answer)\nYes.\n(" in printed
 
 
+@pytest.mark.parametrize("more", [["Yes."], ["<think>too</think>", "Yes."]])
+def test_an_answer_cut_within_its_thinking_goes_on(more: list[str], store: SessionStore) -> None:
+    engine = ScriptedEngine().script(Script(["<think>", "hm, ", "well"], hold=1), Script(more))
+    lines = ScriptedLines("Hi", "/continue")
+    chat = LineChat(Conversation(engine, store), lines)
+    lines.interrupt_when = lambda: len(engine.commands) == 1 and "hm" in contents(chat)[-1]
+    chat.run()
+    assert lines.printed.count("(thinking)") == 1
+    assert "> /continue\n(answer)\nYes.\n(" in lines.printed
+
+
+def test_an_answer_that_another_process_deleted_has_no_figures(store: SessionStore, tmp_path: Path) -> None:
+    engine = ScriptedEngine().script(Script(), Script(["one ", "two ", "three"]))
+    lines = ScriptedLines("Hi", "count")
+    chat = LineChat(Conversation(engine, store), lines)
+
+    def delete_once() -> bool:
+        if lines.printed.endswith("two "):
+            other = SessionStore(tmp_path / "sessions.db")
+            other.remove(chat.conversation.messages[2])
+            other.close()
+        return False
+
+    lines.interrupt_when = delete_once
+    chat.run()
+    assert contents(chat) == ["Hi", "Hello, world."]
+    assert "> count\none two" in lines.printed
+    assert lines.printed.count("tok/s") == 1
+
+
+class Drawn(StageProgress):
+    """A line of progress that is drawn or not."""
+
+    is_drawn = False
+
+    def __call__(self, _stage: str, _done: int, _total: int | None, /) -> None:
+        self.is_drawn = True
+
+    def clear(self) -> None:
+        self.is_drawn = False
+
+
+def test_progress_of_a_load_stands_alone(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = Drawn()
+    monkeypatch.setattr(line_chat, "stage_progress", lambda: drawn)
+    engine = ScriptedEngine()
+
+    class AloneLines(ScriptedLines):
+        def write(self, text: str) -> None:
+            assert not drawn.is_drawn
+            super().write(text)
+
+        def read(self, prompt: str) -> str:
+            line = super().read(prompt)
+            if line == "again":
+                engine.die()
+                engine._backlog.insert(0, LoadProgress("loading weights", 0, None))
+            return line
+
+    lines = AloneLines("Hi", "again")
+
+    def never() -> bool:
+        assert not (drawn.is_drawn and engine.state == "ready"), "it would stand through the prefill"
+        return False
+
+    lines.interrupt_when = never
+    chat = LineChat(Conversation(engine, store), lines)
+    chat.run()
+    assert "killed (SIGKILL)" in lines.printed
+    assert contents(chat)[-1] == "Hello, world."
+
+
 def test_commands_have_the_names_of_other_programs(store: SessionStore) -> None:
     printed, _ = chatted(store, "/?", "/undo", "/bye", "never sent")
     assert "/quit: quit; also /exit, /bye, /q" in printed
@@ -204,6 +280,89 @@ def test_a_full_context_is_asked_about(store: SessionStore) -> None:
     assert "d: leave out the oldest turns\n" in printed
     assert engine.commands[2].drop_oldest
     assert contents(chat) == ["one", "Hello, world.", "two", "short", "three"]
+
+
+@pytest.mark.parametrize("state", ["ready", "failed"])
+def test_turns_are_summarised_if_the_engine_runs(state: EngineState, store: SessionStore) -> None:
+    engine = ScriptedEngine().script(Script(), Script(full=True), Script(["in short"]), Script(["then"]))
+
+    class Lines(ScriptedLines):
+        def read(self, prompt: str) -> str:
+            line = super().read(prompt)
+            if line == "s":
+                engine.state = state
+            return line
+
+    lines = Lines("one", "two", "s")
+    chat = LineChat(Conversation(engine, store), lines)
+    chat.run()
+    runs = state == "ready"
+    assert ("(summarising the oldest turns)\nthen\n(" in lines.printed) == runs
+    assert ("summarising" in lines.printed.partition("? s\n")[2]) == runs
+    assert ("the engine is not running" in lines.printed) != runs
+    assert chat.conversation.session.summary == ("in short" if runs else "")
+
+
+def test_an_engine_that_died_at_a_question_is_started_for_the_choice(store: SessionStore) -> None:
+    engine = ScriptedEngine().script(Script(), Script(full=True), Script(["short"]))
+
+    class DyingLines(ScriptedLines):
+        def read(self, prompt: str) -> str:
+            line = super().read(prompt)
+            if line == "d":
+                engine.die()
+            return line
+
+    lines = DyingLines("one", "two", "d")
+    chat = LineChat(Conversation(engine, store), lines)
+    chat.run()
+    assert contents(chat) == ["one", "Hello, world.", "two", "short"]
+    assert lines.printed.count("killed (SIGKILL)") == 1
+
+
+def test_a_new_session_after_a_full_context_is_reported(store: SessionStore) -> None:
+    full = Script(["long"], reason="length", context_full=True)
+    printed, chat = chatted(store, "one", "two", "n", engine=ScriptedEngine().script(Script(), full))
+    assert "? n\na new session\n> " in printed
+    assert contents(chat) == []
+
+
+@pytest.mark.parametrize(
+    ("choices", "questions", "answered"),
+    [
+        (["d"], ["context"], True),  # the answer is stored: the disk has room
+        ([KeyboardInterrupt(), "u"], ["context", "disk"], False),
+        ([KeyboardInterrupt(), "t"], ["context", "disk"], False),
+        (["x", "d", "more"], ["context"], True),
+    ],
+)
+def test_a_full_context_and_a_full_disk_are_asked_about_once(
+    choices: list[str | BaseException], questions: list[str], answered: bool, store: SessionStore
+) -> None:
+    engine = ScriptedEngine().script(Script(), Script(full=True), Script(["short"]))
+    lines = ScriptedLines("one", "two", *choices)
+    chat = LineChat(Conversation(engine, store), lines)
+
+    def fill() -> bool:
+        store.db.full = store.db.full or (len(engine.commands) == 2 and chat.conversation.phase != "idle")
+        return False
+
+    lines.interrupt_when = fill
+    chat.run()
+    assert re.findall(r"The (context|disk) is full\.", lines.printed) == questions
+    assert ("short" in contents(chat)) == answered
+
+
+def test_a_full_disk_that_refuses_a_choice_is_asked_about(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Conversation, _choice: str) -> None:
+        self.store.db.full = True
+        raise FullDiskError("no room")
+
+    monkeypatch.setattr(Conversation, "resolve", refuse)
+    engine = ScriptedEngine().script(Script(), Script(full=True))
+    printed, _ = chatted(store, "one", "two", "d", "u", engine=engine)
+    assert "? d\nno room\nThe disk is full. " in printed
+    assert store.unsaved is not None
 
 
 def test_a_dead_engine_and_a_model_that_fails_leave_a_way_out(store: SessionStore) -> None:
