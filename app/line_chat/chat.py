@@ -142,8 +142,6 @@ class LineChat:
         while True:
             interrupted = self._terminal.interrupted()
             self._poll()
-            if conversation.engine.state != "loading":
-                self._progress.clear()
             if conversation.phase != "idle":
                 if interrupted:
                     conversation.stop()
