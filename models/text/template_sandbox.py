@@ -165,6 +165,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         owner = before_reading(getattr(__obj, "__self__", None))
         name = getattr(__obj, "__name__", "")
         if isinstance(owner, str):
+            if name not in _TEXT_METHODS:
+                raise TemplateRefusedError(f"it calls {name!r} of a text")
             if name == "join":
                 return built(_join(__self, args[0], owner))
             check_method(name, owner, *args, *kwargs.values())
@@ -257,10 +259,24 @@ class _TemplateRewriter(NodeTransformer):
         self.generic_visit(node)
         if not isinstance(node.target, nodes.NSRef):
             return node
-        target = nodes.Name(node.target.name, "load", lineno=node.lineno)
-        setting = self._filtered(target, "-set_field")
-        setting.args = [self._own_text(node.target.attr, node.lineno), cast(nodes.Expr, node.node)]
-        return nodes.ExprStmt(setting, lineno=node.lineno)
+        return self._field_set(node.target, cast(nodes.Expr, node.node))
+
+    def _field_set(self, target: nodes.NSRef, value: nodes.Expr) -> nodes.ExprStmt:
+        """Return a statement that sets a field of a variable."""
+        owner = nodes.Name(target.name, "load", lineno=target.lineno)
+        setting = self._filtered(owner, "-set_field")
+        setting.args = [self._own_text(target.attr, target.lineno), value]
+        return nodes.ExprStmt(setting, lineno=target.lineno)
+
+    def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.Node | list[nodes.Node]:  # noqa: N802
+        """Rewrite `{% set ns.a %}text{% endset %}`: the text goes to a variable, `_block`, and then to the field."""
+        self.generic_visit(node)
+        target = node.target
+        if not isinstance(target, nodes.NSRef):
+            return node
+        node.target = nodes.Name("_block", "store", lineno=node.lineno)
+        text = nodes.Name("_block", "load", lineno=node.lineno)
+        return [node, self._field_set(target, text)]
 
     def visit_Call(self, node: nodes.Call) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
@@ -448,6 +464,11 @@ class _Namespace(Namespace):
         for name in values:
             _check_name(name)
         Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: object) -> None:
+        # Jinja calls it itself for fields in a tuple of targets: `{% set ns.a, b = 1, 2 %}`.
+        _check_name(name)
+        super().__setitem__(name, value)
 
     def __repr__(self) -> NoReturn:
         # Namespaces can hold each other, so that one of them is written many times.

@@ -30,6 +30,11 @@ CODE = {
     "globals": "{{ raise_exception.__globals__ }}",
     "namespace init": "{{ namespace.__init__.__globals__ }}",
     "namespace attribute": "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
+    "namespace attribute, a block": "{% set ns = namespace() %}{% set ns.__self__ %}x{% endset %}",
+    "namespace attribute, of two targets": "{% set ns = namespace() %}{% set ns.__name__, b = 1, 2 %}",
+    "namespace as a method of a text": "{% set ns = namespace() %}{% set ns.__self__ %}{0.__globals__}{% endset %}"
+    "{% set ns.__name__ %}format{% endset %}{{ ns(raise_exception) }}",
+    "underscored field, a block": "{% set m = messages[0] %}{% set m.__class__ %}x{% endset %}",
     "namespace argument": "{{ namespace(__class__=1) }}",
     "self": "{{ self.__init__.__globals__ }}",
     "generator frame": "{{ (messages|map('string')).gi_frame }}",

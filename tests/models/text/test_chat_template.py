@@ -190,3 +190,15 @@ def test_a_loop_has_the_fields_of_jinja() -> None:
     calls = "{{ loop.cycle('a', 'b') }}{{ loop.changed(m.role) }}{{ loop.previtem is defined }}{{ loop.nextitem.role }}"
     source = "{% for m in messages[:1] + messages %}" + calls + "{% break %}{% endfor %}"
     assert ChatTemplate({"default": source}).render([USER]) == "aTrueFalseuser"
+
+
+def test_a_block_sets_a_field_of_a_namespace_or_of_an_object() -> None:
+    source = """{% set ns = namespace(a='') %}{% for m in messages %}\
+{% set ns.a %}{{ ns.a }}<{{ m.content }}>{% endset %}\
+{% set m.role | upper %}from {{ m.role }}{% endset %}{{ m.role }}{% endfor %}{{ ns.a }}"""
+    assert ChatTemplate({"default": source}).render([USER]) == f"FROM USER<{USER['content']}>"
+
+
+def test_two_fields_of_a_namespace_are_set_at_once() -> None:
+    source = "{% set ns = namespace() %}{% set ns.a, ns.b = 1, 2 %}{{ ns.a }}{{ ns.b }}"
+    assert ChatTemplate({"default": source}).render([USER]) == "12"
