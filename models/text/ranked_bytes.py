@@ -141,7 +141,10 @@ def _build(ranks: Mapping[bytes, int], pattern: str, specials: Mapping[str, int]
     # Each way in which two tokens make a third one, that of the lowest rank first.
     tokens = sorted(ids, key=ids.__getitem__)
     ordered = Vocabulary(tokens, [NORMAL] * len(tokens))
-    merges = list(merges_by_score(ordered, range(0, -len(tokens), -1)))
+    try:
+        merges = list(merges_by_score(ordered, range(0, -len(tokens), -1)))
+    except CheckpointError as error:  # too many tokens
+        raise CheckpointError(f"{file.name}: {error}") from error
 
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
     try:

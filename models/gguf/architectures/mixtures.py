@@ -3,7 +3,7 @@
 Functions before the rows return entries of config.json that a family's files state in their own way.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -231,17 +231,22 @@ _Heads = TypeVar("_Heads")
 """Heads of a layer: their number, or that of queries and that of K/V."""
 
 
-def _by_kind(heads: Sequence[_Heads], slides: Sequence[bool], model: str) -> tuple[_Heads, _Heads]:
-    """Return the heads of layers without a window, and of those with one, which have as many if there are none.
-
-    slides: whether a layer has a window. Raises UnsupportedModelError, which names the model, if layers of one kind
-    differ.
-    """
-    full = {number for number, slide in zip(heads, slides, strict=True) if not slide}
-    local = {number for number, slide in zip(heads, slides, strict=True) if slide} or full
-    if len(full) != 1 or len(local) != 1:
+def _only(heads: Iterable[_Heads], model: str) -> _Heads:
+    """Return the heads that all these layers have. Raises UnsupportedModelError, which names the model, for others."""
+    different = set(heads)
+    if len(different) != 1:
         raise UnsupportedModelError(f"a {model} with other heads is not supported")
-    return next(iter(full)), next(iter(local))
+    return next(iter(different))
+
+
+def _by_kind(heads: Sequence[_Heads], slides: Sequence[bool], model: str) -> tuple[_Heads, _Heads]:
+    """Return the heads of layers without a window, and of those with one. slides: whether a layer has a window.
+
+    Raises UnsupportedModelError, which names the model, if layers of one kind differ, or if there are none of one.
+    """
+    full = _only((number for number, slide in zip(heads, slides, strict=True) if not slide), model)
+    local = _only((number for number, slide in zip(heads, slides, strict=True) if slide), model)
+    return full, local
 
 
 def _step(metadata: Metadata, file: Contents, config: Config) -> Entries:
@@ -321,7 +326,10 @@ def _laguna(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
     period = metadata.integer("{arch}.attention.sliding_window_pattern", _EVERY, minimum=1)
     slides = [window > 0 and layer % period != 0 for layer in range(count)]
     heads = metadata.per_layer("{arch}.attention.head_count", count, minimum=1, maximum=HEADS)
-    full_heads, _ = _by_kind(heads, slides, "Laguna")
+    if window:
+        full_heads, _ = _by_kind(heads, slides, "Laguna")
+    else:
+        full_heads = _only(heads, "Laguna")
     if not metadata.flag("{arch}.expert_weights_norm", False):
         raise UnsupportedModelError("a Laguna with other experts is not supported")
     theta = config.pop("rope_theta")
