@@ -162,7 +162,7 @@ def serve(arguments: ServeArguments) -> int:
 
 
 def _announce(url: str, progress: "StageProgress", first_pass: "FirstPassLog", event: "Event") -> None:
-    """Show an event of the engine: draw the progress of loading, or say where the model is served, or what failed."""
+    """Show an event of the engine: draw the progress of loading, or name the model's address, or the failure."""
     from headrace.app.engine.events import Damaged, Died, Failed, LoadProgress, Ready, SlowFirstPass, one_line
 
     if isinstance(event, LoadProgress):

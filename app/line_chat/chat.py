@@ -1,4 +1,4 @@
-"""The chat line by line: a loop over a `Conversation` that reads a line, carries it out, and prints what comes of it.
+"""The chat line by line: a loop over a `Conversation` that reads a line, carries it out, and prints the outcome.
 
 `headrace chat` makes a `LineChat` for TERM=dumb and screen readers, or with --inline. Slash commands are those of the
 chat's table (`app.chat.commands`): a row of `ACTIONS`, or a function in `IN_EVERY_CHAT` there. A command without either
@@ -153,7 +153,7 @@ class LineChat:
         self._show_notice()
 
     def _poll(self) -> None:
-        """Take in what the engine sent: print an answer's text, and draw the progress of a load."""
+        """Take in events of the engine: print an answer's text, and draw the progress of a load."""
         turn = self.conversation.writer.turn  # before the poll, which may end it
         for event in self.conversation.poll():
             match event:

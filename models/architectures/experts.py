@@ -38,7 +38,8 @@ def equal_experts(key: str, **facts: Any) -> Callable[[Fields, int], ExpertLayer
 def corrected_experts(fields: Fields, key: str = "n_routed_experts") -> ExpertsConfig:
     """Return experts that corrected sigmoid scores choose, in groups, as in DeepSeek V3; without shared ones.
 
-    One expert a token keeps its score as its weight, whatever `norm_topk_prob`, as in the classes of these families.
+    One expert a token keeps its score as its weight, whatever `norm_topk_prob`. Families whose classes normalize it
+    leave such models to mlx-lm (`several_experts`).
 
     key: of the number of experts.
     """

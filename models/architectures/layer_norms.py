@@ -2,7 +2,7 @@
 
 A family has a section here: its names of tensors, then the functions of its row. The rows follow at the end.
 
-tests/parity/test_mlx_lm_families.py compares logits; tests/models/architectures/test_config.py guards what is refused.
+tests/parity/test_mlx_lm_families.py compares logits; tests/models/architectures/test_config.py guards the refusals.
 """
 
 from dataclasses import replace

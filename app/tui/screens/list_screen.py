@@ -1,4 +1,4 @@
-"""A dialog with a list, and what its users share: models, sessions, branches.
+"""A dialog with a list, and the parts that its users share: models, sessions, branches.
 
 A screen with a filter has a `Field` above the list. It keeps the focus, and keys that move go on to the list.
 tests/tui/test_narrow.py has the heights, test_dialogs.py the keys.

@@ -76,7 +76,7 @@ def recognise(config: Mapping[str, object], tensors: Mapping[str, TensorInfo]) -
 
 
 def _is_mxfp8(section: Mapping[str, object], tensors: Mapping[str, TensorInfo], block: int) -> bool:
-    """Return whether FP8 has power-of-two scales of square blocks, as DeepSeek V4 and V4.1 store them.
+    """Return whether FP8 has power-of-two scales (E8M0) of square blocks, as DeepSeek V4 and V4.1 store them.
 
     Their classes repeat them for each row and 32 columns, and keep the weights packed, experts in 4 bits included.
     """

@@ -170,7 +170,7 @@ struct ScanToken {
   float* y;
 };
 
-// One token of a head of RWKV-7 (core/mixer.h), D each: w and a before their sigmoids, g after its own.
+// One token of a head of RWKV-7 (core/mixer.h), D each: w and a before their sigmoids, g as it is.
 struct WkvToken {
   const float* r;
   const float* w;
