@@ -27,6 +27,8 @@ class SearchBar(Vertical):
     class Closed(Event):
         """The bar was closed, and nothing was taken."""
 
+        bar: "SearchBar"
+
     def compose(self) -> ComposeResult:
         with Horizontal():
             yield Static(self.LABEL, classes="label")
@@ -62,7 +64,7 @@ class SearchBar(Vertical):
 
     def action_close(self) -> None:
         self.display = False
-        self.post_message(self.Closed())
+        self.post_message(self.Closed(self))
 
 
 class FindBar(SearchBar):

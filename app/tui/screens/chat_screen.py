@@ -20,7 +20,7 @@ from headrace.app.tui.decode.panel import ROOM_FROM, DecodePanel
 from headrace.app.tui.input.chips import Chips
 from headrace.app.tui.input.completion import CompletionMenu
 from headrace.app.tui.input.prompt import Prompt
-from headrace.app.tui.input.search_bars import FindBar, HistoryBar
+from headrace.app.tui.input.search_bars import FindBar, HistoryBar, SearchBar
 from headrace.app.tui.screens.chat_actions import ChatActions
 from headrace.app.tui.screens.chat_keys import CHAT_KEYS, SCROLL_KEYS, scroll
 from headrace.app.tui.screens.chat_state import ChatState
@@ -209,8 +209,9 @@ class ChatScreen(Screen[None]):
     def on_find_bar_sought(self, event: FindBar.Sought) -> None:
         self.view.find_bar.show_count(*self.view.transcript.find(event.words, event.by))
 
-    def on_search_bar_closed(self) -> None:
-        self.view.transcript.find("", 0)  # marks no match any more
+    def on_search_bar_closed(self, event: SearchBar.Closed) -> None:
+        if event.bar is self.view.find_bar:
+            self.view.transcript.find("", 0)  # marks no match any more
         self.view.prompt.focus()
 
     def on_history_bar_taken(self, event: HistoryBar.Taken) -> None:

@@ -92,6 +92,7 @@ class Transcript(Widget, can_focus=True):
         """Text came below what is in view since it was scrolled up."""
         self._room = 0  # free lines below a growing answer, for text before the next layout
         self._laid_out = 0  # lines there were then
+        self._options: LayoutOptions | None = None  # of the rows
         self._match: Find | None = None  # the match that the find bar shows
         self._starts: list[int] = []  # first line of every entry
         self._rows: list[ShownRow] = []
@@ -262,6 +263,7 @@ class Transcript(Widget, can_focus=True):
             return
         del self._rows[num_kept:], self._starts[first:]
         options = self.look
+        self._options = options
         if not first:
             self._rows = [BLANK]
         for entry in self.entries[first:]:
@@ -321,7 +323,10 @@ class Transcript(Widget, can_focus=True):
 
     def on_resize(self) -> None:
         self._room = 0
-        self._start_over()
+        if self.look == self._options:  # another height only: rows stay, and so does the match in them
+            self._lay_out(len(self.entries))
+        else:
+            self._start_over()
         self.scroll_lines(0)
 
     def notify_style_update(self) -> None:

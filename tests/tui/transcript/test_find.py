@@ -62,6 +62,21 @@ def test_words_are_found_in_the_conversation(play) -> None:
     play(scenario, ScriptedEngine().script(Script([LONG])))
 
 
+def test_the_history_bar_leaves_marks_of_the_find_bar(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("long")
+        await it.press("ctrl+f", *"needle1")
+        await it.until(lambda: "30 of 30" in it.text())
+        match = it.transcript._match
+        await it.press("ctrl+r", "escape")
+        assert "30 of 30" in it.text()
+        assert it.transcript._match is match
+        await it.press("ctrl+f", "escape")
+        assert it.transcript._match is None
+
+    play(scenario, ScriptedEngine().script(Script([LONG])))
+
+
 def test_text_that_comes_below_is_announced(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("long")
