@@ -1,4 +1,4 @@
-"""Integrity check of a loaded model's files on a thread of idle priority.
+"""Integrity check of a loaded model's files on a thread, as a rule of idle priority.
 
 The files are read again and their checksums compared with those of the installation, since a flipped bit on disk
 raises no error. The thread pauses during decoding and measurements. Results are cached (`checksums.note_checked`).
@@ -47,9 +47,13 @@ class BackgroundCheck:
             f"`headrace models rm {name}` removes it; fetching it then installs it anew",
         )
 
-    def start(self, on_damage: Callable[[CheckpointError], None] = lambda _: None) -> None:
-        """Start the thread. `on_damage` is called from it if there is damage, cached or new."""
-        self._thread = threading.Thread(target=self._run, args=(on_damage,), name="checksums", daemon=True)
+    def start(self, on_damage: Callable[[CheckpointError], None] = lambda _: None, *, idle: bool = True) -> None:
+        """Start the thread.
+
+        on_damage: called from the thread if there is damage, cached or new.
+        idle: leave the processor to everything else. False where the caller does nothing but wait.
+        """
+        self._thread = threading.Thread(target=self._run, args=(on_damage, idle), name="checksums", daemon=True)
         self._thread.start()
 
     def pause(self) -> None:
@@ -76,8 +80,9 @@ class BackgroundCheck:
         """Wait during a pause. It is the hashing's progress report, which comes after each chunk."""
         self._clear.wait()
 
-    def _run(self, on_damage: Callable[[CheckpointError], None]) -> None:
-        _lower_priority()
+    def _run(self, on_damage: Callable[[CheckpointError], None], idle: bool) -> None:
+        if idle:
+            _lower_priority()
         self.read()
         if (damage := self.damage) is not None:
             on_damage(damage)

@@ -380,7 +380,7 @@ def _busy(host: Machine) -> list[str]:
 def _damage(checks: Sequence[BackgroundCheck]) -> list[str]:
     """Return problems found by a short check of the models' files, after all measurements."""
     for check in checks:
-        check.start()
+        check.start(idle=False)
         check.wait(_CHECK_S)
     return [str(check.damage) for check in checks if check.damage is not None]
 
