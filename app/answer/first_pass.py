@@ -10,25 +10,20 @@ import sys
 from collections.abc import Callable
 
 from headrace.app.output.progress import RedrawnLine
-from headrace.runtime.machine.hardware import Backend, machine
 from headrace.runtime.metrics.units import format_long
 
 _LOG_S = 10.0  # of a pass between two lines of a log
 
 
-def first_pass_text(seconds: float, backend: Backend) -> str:
+def first_pass_text(seconds: float) -> str:
     """Return the words for a first pass that has taken so long."""
-    text = f"first pass, {format_long(seconds)}"
-    if backend == "cpu":
-        return text
-    return f"{text}: MLX compiles its kernels, once per machine and MLX version"
+    return f"first pass, {format_long(seconds)}: MLX compiles its kernels, once per machine and MLX version"
 
 
 class FirstPassLine:
     """A report for `FirstPass` that draws a line, or logs some.
 
-    On a terminal that is `line`, with the seconds counting. Elsewhere standard error gets log lines, on a GPU alone:
-    on the CPU nothing is compiled.
+    On a terminal that is `line`, with the seconds counting. Elsewhere standard error gets log lines.
     """
 
     def __init__(self, line: RedrawnLine, *, quiet: bool) -> None:
@@ -38,11 +33,10 @@ class FirstPassLine:
         self._log = FirstPassLog(lambda text: print(f"{text} ...", file=sys.stderr, flush=True))
 
     def __call__(self, seconds: float) -> None:
-        backend = machine().backend
         if self._line.draws:
-            self._line.draw(first_pass_text(seconds, backend))
-        elif not self._quiet and backend != "cpu":
-            self._log.add(seconds, backend)
+            self._line.draw(first_pass_text(seconds))
+        elif not self._quiet:
+            self._log.add(seconds)
 
 
 class FirstPassLog:
@@ -57,9 +51,9 @@ class FirstPassLog:
         """Await the first pass of another model."""
         self._num_intervals = None
 
-    def add(self, seconds: float, backend: Backend) -> None:
+    def add(self, seconds: float) -> None:
         """Take a report."""
         num_intervals = int(seconds // _LOG_S)
         if num_intervals != self._num_intervals:
             self._num_intervals = num_intervals
-            self._say(first_pass_text(seconds, backend))
+            self._say(first_pass_text(seconds))

@@ -175,7 +175,7 @@ def _announce(url: str, progress: "StageProgress", first_pass: "FirstPassLog", e
         say(f"headrace: {event.card.name} at {url}")
         sys.stdout.flush()
     elif isinstance(event, SlowFirstPass):
-        first_pass.add(event.seconds, event.backend)
+        first_pass.add(event.seconds)
     elif isinstance(event, Damaged | Died) or (isinstance(event, Failed) and event.id is None):
         progress.clear()
         hint = "it is started again" if isinstance(event, Died) else event.hint

@@ -29,7 +29,6 @@ if TYPE_CHECKING:  # the chat's first frame does not import them
     from headrace.models.text.events import Completed, TextChunk
     from headrace.runtime.engine.request import Finished
     from headrace.runtime.engine.sequence import State
-    from headrace.runtime.machine.hardware import Backend
     from headrace.runtime.machine.peaks import Peak
 
 
@@ -81,7 +80,6 @@ class SlowFirstPass:
     """The model's first pass has taken so many seconds; sent twice a second while it goes on."""
 
     seconds: float
-    backend: "Backend"
 
 
 @dataclass(frozen=True, slots=True)

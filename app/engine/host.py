@@ -170,8 +170,7 @@ class EngineHost:
 
     def report_first_pass(self, send: Send) -> None:
         """Send `SlowFirstPass` while the first pass takes long."""
-        backend = machine().backend
-        self._answerer.engine.first_pass.report = lambda seconds: send(SlowFirstPass(seconds, backend))
+        self._answerer.engine.first_pass.report = lambda seconds: send(SlowFirstPass(seconds))
 
     @property
     def busy(self) -> bool:

@@ -163,7 +163,7 @@ class LineChat:
                     self._progress.clear()
                     self._first_pass.begin()
                 case SlowFirstPass():
-                    self._first_pass.add(event.seconds, event.backend)
+                    self._first_pass.add(event.seconds)
                 case Repeats():
                     self._output.end()
                     self._say(f"({REPEATS}; Ctrl-C stops it)")

@@ -265,11 +265,10 @@ class ScriptedEngine:
             yield ContextFull(command.id, self.card_to_load.context_limit + 1, self.card_to_load.context_limit)
             return
         total = script.prompt_tokens - 1 - script.reused
-        backend = self.card_to_load.machine.backend
         for seconds in script.first_pass:
-            yield SlowFirstPass(seconds, backend)
+            yield SlowFirstPass(seconds)
         while script.first_pass and not self._released:
-            yield SlowFirstPass(script.first_pass[-1], backend)
+            yield SlowFirstPass(script.first_pass[-1])
         yield Prefill(command.id, total // 2, total, script.reused, reuse=script.reuse)
         yield Prefill(command.id, total, total, script.reused)
         said = 0

@@ -155,11 +155,9 @@ def run(options: MeasureOptions, show: Show) -> RunDocument:
     return measured
 
 
-def _show_first_pass(
-    host: Machine, show: Show, progress: BenchProgress, so_far: Callable[[], Results], seconds: float
-) -> None:
+def _show_first_pass(show: Show, progress: BenchProgress, so_far: Callable[[], Results], seconds: float) -> None:
     """Show that the first pass of a measurement takes long."""
-    doing = f"{progress.doing}: {first_pass_text(seconds, host.backend)}"
+    doing = f"{progress.doing}: {first_pass_text(seconds)}"
     show(dataclasses.replace(progress, doing=doing), so_far)
 
 
@@ -244,7 +242,7 @@ def _measure(options: MeasureOptions, host: Machine, opened: _Opened, show: Show
             rounds = progress.round
             show(progress, account.so_far)
             for engine in opened.own_engines:
-                engine.first_pass_report = partial(_show_first_pass, host, show, progress, account.so_far)
+                engine.first_pass_report = partial(_show_first_pass, show, progress, account.so_far)
     except KeyboardInterrupt:
         interrupted = True
     results = account.final()

@@ -229,7 +229,7 @@ class AnswerPane(Vertical):
         if side.phase in ("waiting", "prefill"):
             answer = metrics.answer
             if (slow := metrics.first_pass) is not None:
-                return f"◌ {first_pass_text(slow.seconds, slow.backend)}", "$text-accent"
+                return f"◌ {first_pass_text(slow.seconds)}", "$text-accent"
             if not answer.prefill_total:
                 return "◌ prefill", "$text-accent"
             return f"◌ prefill: {answer.prefill_done} of {answer.prefill_total} tokens", "$text-accent"

@@ -104,7 +104,7 @@ def _waiting(conversation: Conversation, metrics: LiveMetrics) -> str:
     if conversation.phase == "waiting" and conversation.engine.state == "loading":
         return "waiting for the model to load …"
     if (slow := metrics.first_pass) is not None:
-        return first_pass_text(slow.seconds, slow.backend)
+        return first_pass_text(slow.seconds)
     if metrics.phase == "prefill" and metrics.answer.prefill_total:
         reused = f", {metrics.answer.reused:,} cached" if metrics.answer.reused else ""
         return f"prefill: {metrics.answer.prefill_done:,} of {metrics.answer.prefill_total:,} tokens{reused}"

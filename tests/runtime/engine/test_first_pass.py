@@ -25,7 +25,15 @@ def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
 class Slow:
     """An engine with one pass that lasts until it was reported three times, or for a while. reports: all seconds."""
 
-    def __init__(self, network: Decoder, slow_pass: int, *, patience_s: float = PATIENCE_S, keep: bool = False) -> None:
+    def __init__(
+        self,
+        network: Decoder,
+        slow_pass: int,
+        *,
+        patience_s: float = PATIENCE_S,
+        keep: bool = False,
+        compiles: bool = True,
+    ) -> None:
         """slow_pass: number of the pass, from 0."""
         self.reports: list[float] = []
         self._enough = threading.Event()
@@ -36,6 +44,7 @@ class Slow:
 
         self.engine = Engine(WatchedNetwork(network, on_pass=on_pass), context_limit=64, keep_prefix=keep)
         self.engine.first_pass.report = self._take
+        self.engine.first_pass.compiles = compiles
 
     def _take(self, seconds: float) -> None:
         self.reports.append(seconds)
@@ -75,3 +84,9 @@ def test_no_report_comes_after_the_pass(network: Decoder) -> None:
     assert len(slow.reports) >= 3
     assert not [thread for thread in threading.enumerate() if thread.name == "first pass"]
     list(generation)
+
+
+def test_no_pass_is_reported_where_nothing_is_compiled(network: Decoder) -> None:
+    slow = Slow(network, 0, patience_s=5 * SLOW_S, compiles=False)
+    assert [event for event in slow.engine.generate(Request(PROMPT, max_tokens=2)) if isinstance(event, Step)]
+    assert slow.reports == []
