@@ -104,7 +104,10 @@ class IdleWork:
         if self.prepare is not None:
             prepare = self.prepare
             self.prepare = None
-            prepare()
+            try:
+                prepare()
+            except Exception:
+                traceback.print_exc()
             return
         if self._disk_cache.write_due:
             self.write_disk_cache(stop)

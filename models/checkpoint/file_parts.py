@@ -1,4 +1,4 @@
-"""Parts of stored tensors that are read from the file when they are needed, and no byte beside them.
+"""Parts of stored tensors that are read from the file when they are needed, with little beside them.
 
 A shard is mapped into memory, so that slicing reads nothing, and copying a slice reads its pages.
 """
@@ -21,7 +21,7 @@ TYPES: dict[str, tuple[str, mx.Dtype | None]] = {
     "F32": ("<f4", None), "F16": ("<f2", None), "BF16": ("<u2", mx.bfloat16), "U32": ("<u4", None), "U8": ("u1", None),
 }  # fmt: skip
 View = NDArray[np.generic]  # part of a mapped file, of any of these types
-_RUN = 1 << 15  # bytes; smaller gaps between parts are read, too
+_RUN = 1 << 15  # bytes; shorter rows are read together with the gaps between them
 
 
 class _Shard:
@@ -34,7 +34,7 @@ class _Shard:
         self._start = np.frombuffer(self.mapped, np.uint8).ctypes.data
 
     def fetch(self, view: View) -> None:
-        """Have the pages of a view read, in pieces of _RUN bytes or more."""
+        """Have the pages of a view read: row by row where rows have gaps between them and span _RUN bytes or more."""
         if view.nbytes and _span(view) > view.nbytes and _span(view[0]) >= _RUN:
             for inner in view:
                 self.fetch(inner)

@@ -8,7 +8,8 @@ of 16, are requantized to 8 bits. Experts in MXFP4 become MLX's mode of that nam
 
 Scales and biases are float16 if that is exact, since a decode step reads them all, and float32 otherwise.
 
-A new type is an unpacker here with its row in `_UNPACK`, and its block in `header.BLOCKS`. Tests compare every type
+A new type is an unpacker here with its row in `_UNPACK`, its block in `header.BLOCKS`, and its name in `_WIDE` if its
+scales may need float32. Tests compare every type
 with the reference dequantizer. Dimensions: N blocks, G groups.
 
 Guards: tests/models/gguf/test_tensors.py and test_convert.py.

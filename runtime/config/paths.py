@@ -43,7 +43,7 @@ def data_dir() -> Path:
 
 
 def cache_dir() -> Path:
-    """Return the folder of files that can be made again: calibrations, partial downloads."""
+    """Return the folder of files that can be made again: measurements, chats' K/V, logs of the engine."""
     if (path := _under_home("cache")) is not None:
         return path
     import platformdirs

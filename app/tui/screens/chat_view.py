@@ -148,8 +148,8 @@ class ChatView:
     def _follow_state(self, *, empty: bool) -> None:
         """Draw keys, status, notice and queue if the state they show changed."""
         conversation = self.conversation
-        # All that they depend on has to be in here, except the progress of a load, for which `sync` draws them, and the
-        # speed, for which the poller draws the status with the figures.
+        # The status shows more than this: the progress of a load, for which `sync` draws it, and figures, title and
+        # settings, for which the poller does. Keys, notice and queue depend on nothing else.
         drawn = (
             conversation.phase == "idle",
             self.state.engine.state,

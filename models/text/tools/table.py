@@ -4,8 +4,9 @@
 2. the markup that is learned from such calls (`written.py`),
 3. the first row of FORMS that fits the template's source, or that call.
 
-There are two exceptions. A row of _LEARNED in step 1 leads to the learned markup, if there is one. A row of _UNLEARNED
-in step 3 goes before step 2.
+There are three exceptions. A row of _LEARNED in step 1 leads to the learned markup, if there is one. A row of
+_UNLEARNED in step 3 goes before step 2. Where nothing fits, a model may have `pythonic` by its vocabulary
+(`pythonic.fits`).
 
 `form_of` is for requests with tools, `write_calls` for earlier calls in a prompt. A new family is a row of FORMS,
 before any row whose texts its templates have too, the control tokens that its form reads in _MARKUP, and a case in

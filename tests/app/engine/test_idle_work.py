@@ -13,6 +13,7 @@ from headrace.app.engine import idle_work
 from headrace.app.engine.events import PeakMeasured
 from headrace.app.engine.idle_work import IdleWork
 from headrace.models.registry.resolve import resolve
+from headrace.runtime.errors import HeadraceError
 from headrace.runtime.machine.machine_load import CPUUse
 from headrace.runtime.machine.peaks import Peak
 from tests.app.scripted_engine import MACHINE, PEAK
@@ -165,3 +166,13 @@ def test_memory_is_read_again_after_an_answer(
         answered(work)
     reading["now"] += seconds
     assert work.due is due
+
+
+def test_a_failed_preparation_is_logged(work: IdleWork, capsys: pytest.CaptureFixture[str]) -> None:
+    def prepare() -> None:
+        raise HeadraceError("the store cannot be read")
+
+    work.prepare = prepare
+    work.run(lambda: False, lambda _: None)
+    assert work.prepare is None
+    assert "the store cannot be read" in capsys.readouterr().err
