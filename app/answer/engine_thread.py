@@ -152,7 +152,8 @@ class EngineThread:
     is_last: the interpreter ends.
 
     Methods above the line are for other threads, those below it run on the thread itself; `_end` alone serves both.
-    `_lock` guards the states of loading and stopping alone; all else passes through queues.
+    `_lock` guards the states of loading and stopping alone. Answers and their parts pass through queues; flags such as
+    `is_paused` are set by one thread and read by another.
     """
 
     def __init__(self, name: str, load: Callable[[], Answerer]) -> None:

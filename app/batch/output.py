@@ -1,8 +1,8 @@
 """Outputs of a batch: a file that can be resumed, or a stream.
 
-A result is one line, written whole in one call, so that at most the last line is torn by a crash. Resuming keeps the
-results of answered requests, and drops a torn line and failed lines: those requests are tried again. Results of lines
-that changed are moved to `NAME.replaced`. A file with anything else in it is never changed.
+A result is one line, written in one call where the system takes it whole, so that at most the last line is torn by a
+crash. Resuming keeps the results of answered requests, and drops a torn line and failed lines: those requests are tried
+again. Results of lines that changed are moved to `NAME.replaced`. A file with anything else in it is never changed.
 """
 
 import contextlib

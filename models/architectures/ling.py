@@ -1,4 +1,7 @@
-"""Ling 3: delta networks with bounded decays of each channel (KDA), attention over latents with gates, experts."""
+"""Ling 3: delta networks with bounded decays of each channel (KDA), attention over latents with gates, experts.
+
+mlx-lm's class is the reference (`bailing_moe_v3`): tests/parity/test_mlx_lm_families.py compares logits.
+"""
 
 import re
 from collections.abc import Mapping

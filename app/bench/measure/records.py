@@ -1,8 +1,8 @@
 """Structs of the JSON document of a benchmark run; docs/bench-json.md explains the keys.
 
 The order of the fields is that of the keys. Unknown values are None. A new field has a default, since documents of
-older versions lack it, and a row in docs/bench-json.md. CSV has all fields of a test; one that a table shows has a row
-in `app/bench/show/columns.py`, too.
+older versions lack it, and a row in docs/bench-json.md. CSV has all fields of a test but notes and repetitions; one
+that a table shows has a row in `app/bench/show/columns.py`, too.
 
 `result.py` sets the fields of a test (`Result`), `run.py` those of a run (`RunDocument`). Their parts come from
 `document.py` (machine, model, identity), `memory_speed.py`, `ratios.py`, `kv_formats.py`, `profile.py`, `run_cost.py`

@@ -5,6 +5,9 @@ grouped by key head. Qwen3-Next is converted to the class of Qwen 3.5's mixture,
 Kimi Linear has a decay for each channel, and attention over latents without positions in layers with K/V heads. Its
 files store -exp(A_log). Ling 3 has such layers with other projections, and gates at the output of attention; its files
 store exp(A_log).
+
+Fields of a row are explained in `gguf/architecture.py`. A wrong order of heads changes logits, which
+tests/models/gguf/test_layered.py compares with llama.cpp's.
 """
 
 from dataclasses import replace

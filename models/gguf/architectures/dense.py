@@ -130,7 +130,7 @@ def _baichuan(_metadata: Metadata, _file: Contents, config: Config) -> Entries:
 
 
 def _minicpm3(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
-    """Return the entries of attention over latents, and the factors, which are constants of llama.cpp."""
+    """Return the sizes of heads of attention over latents. The row has the factors, llama.cpp's constants."""
     if config["rms_norm_eps"] != _MINICPM3_EPSILON:
         raise UnsupportedModelError("a MiniCPM3 with another epsilon is not supported")
     query = config.pop("head_dim")
