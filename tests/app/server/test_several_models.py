@@ -1,6 +1,8 @@
 """Several models in one server: by name, at once, within the memory, and what happens when one cannot be loaded."""
 
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -179,17 +181,25 @@ def test_the_least_recently_used_model_is_unloaded(tmp_path: Path) -> None:
         assert states(server) == {"lake": "unloaded", "river": "unloaded", "sea": "loaded"}
 
 
-@pytest.mark.usefixtures("home")
-def test_a_loaded_model_answers_while_another_loads(start: Starter) -> None:
+def test_a_loaded_model_answers_while_another_loads(home: Path, start: Starter) -> None:
     server = start()
+    assert ask(server, "tiny")["model"] == "tiny"
+    loaded = set(engines(home))
     with ThreadPoolExecutor(1) as threads:
         other = threads.submit(ask, server, "lake")
-        before = 0
-        while not other.done():
+        end = time.monotonic() + PATIENCE_S
+        while not (loading := set(engines(home)) - loaded):
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        for engine in loading:
+            os.kill(engine, signal.SIGSTOP)  # the load lasts until the other model has answered
+        try:
             assert ask(server, "tiny")["model"] == "tiny"
-            before += 1
+            assert not other.done()
+        finally:
+            for engine in loading:
+                os.kill(engine, signal.SIGCONT)
         assert other.result()["model"] == "lake"
-    assert before > 1  # the last one may have ended after the load
 
 
 def test_a_model_that_cannot_be_loaded_is_one_error(home: Path, start: Starter, tmp_path: Path) -> None:
