@@ -255,28 +255,40 @@ class _TemplateRewriter(NodeTransformer):
         node.iter = self._filtered(node.iter, "-rounds")
         return node
 
-    def visit_Assign(self, node: nodes.Assign) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        if not isinstance(node.target, nodes.NSRef):
-            return node
-        return self._field_set(node.target, cast(nodes.Expr, node.node))
-
-    def _field_set(self, target: nodes.NSRef, value: nodes.Expr) -> nodes.ExprStmt:
-        """Return a statement that sets a field of a variable."""
-        owner = nodes.Name(target.name, "load", lineno=target.lineno)
-        setting = self._filtered(owner, "-set_field")
-        setting.args = [self._own_text(target.attr, target.lineno), value]
-        return nodes.ExprStmt(setting, lineno=target.lineno)
+    def visit_Assign(self, node: nodes.Assign) -> nodes.Node | list[nodes.Node]:  # noqa: N802
+        return self._by_variables(node)
 
     def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.Node | list[nodes.Node]:  # noqa: N802
-        """Rewrite `{% set ns.a %}text{% endset %}`: the text goes to a variable, `_block`, and then to the field."""
+        return self._by_variables(node)
+
+    def _by_variables(self, node: nodes.Assign | nodes.AssignBlock) -> nodes.Node | list[nodes.Node]:
+        """Rewrite `{% set ns.a, b = 1, 2 %}` and the like: each field gets its value by a variable, and is checked.
+
+        Jinja stores fields in a tuple of targets, and of a block, into any value.
+        """
         self.generic_visit(node)
-        target = node.target
-        if not isinstance(target, nodes.NSRef):
+        fields: list[nodes.NSRef] = []
+        node.target = self._plain_target(node.target, fields)
+        if not fields:
             return node
-        node.target = nodes.Name("_block", "store", lineno=node.lineno)
-        text = nodes.Name("_block", "load", lineno=node.lineno)
-        return [node, self._field_set(target, text)]
+        return [node, *(self._field_set(field, number) for number, field in enumerate(fields))]
+
+    def _plain_target(self, target: nodes.Expr, fields: list[nodes.NSRef]) -> nodes.Expr:
+        """Return a target with a variable in place of each field, which is added to `fields`."""
+        if isinstance(target, nodes.NSRef):
+            fields.append(target)
+            return nodes.Name(f"_field{len(fields) - 1}", "store", lineno=target.lineno)
+        if isinstance(target, nodes.Tuple):
+            target.items = [self._plain_target(item, fields) for item in target.items]
+        return target
+
+    def _field_set(self, field: nodes.NSRef, number: int) -> nodes.ExprStmt:
+        """Return a statement that sets a field to the value of its variable."""
+        owner = nodes.Name(field.name, "load", lineno=field.lineno)
+        setting = self._filtered(owner, "-set_field")
+        value = nodes.Name(f"_field{number}", "load", lineno=field.lineno)
+        setting.args = [self._own_text(field.attr, field.lineno), value]
+        return nodes.ExprStmt(setting, lineno=field.lineno)
 
     def visit_Call(self, node: nodes.Call) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
@@ -466,7 +478,7 @@ class _Namespace(Namespace):
         Namespace.__init__(self, values)
 
     def __setitem__(self, name: str, value: object) -> None:
-        # Jinja calls it itself for fields in a tuple of targets: `{% set ns.a, b = 1, 2 %}`.
+        # `_TemplateRewriter` leads all fields through `_set_field`; this holds whatever Jinja adds.
         _check_name(name)
         super().__setitem__(name, value)
 

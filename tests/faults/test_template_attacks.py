@@ -35,6 +35,8 @@ CODE = {
     "namespace as a method of a text": "{% set ns = namespace() %}{% set ns.__self__ %}{0.__globals__}{% endset %}"
     "{% set ns.__name__ %}format{% endset %}{{ ns(raise_exception) }}",
     "underscored field, a block": "{% set m = messages[0] %}{% set m.__class__ %}x{% endset %}",
+    "underscored field of two targets": "{% set m = messages[0] %}{% set m._a, m.b %}xy{% endset %}",
+    "namespace that becomes an object": "{% set ns = namespace() %}{% set ns, ns._x = messages[0], 1 %}",
     "namespace argument": "{{ namespace(__class__=1) }}",
     "self": "{{ self.__init__.__globals__ }}",
     "generator frame": "{{ (messages|map('string')).gi_frame }}",

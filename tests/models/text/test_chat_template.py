@@ -200,5 +200,5 @@ def test_a_block_sets_a_field_of_a_namespace_or_of_an_object() -> None:
 
 
 def test_two_fields_of_a_namespace_are_set_at_once() -> None:
-    source = "{% set ns = namespace() %}{% set ns.a, ns.b = 1, 2 %}{{ ns.a }}{{ ns.b }}"
-    assert ChatTemplate({"default": source}).render([USER]) == "12"
+    source = "{% set ns = namespace() %}{% set ns.a, b, ns.c = 1, 2, 3 %}{{ ns.a }}{{ b }}{{ ns.c }}"
+    assert ChatTemplate({"default": source}).render([USER]) == "123"
