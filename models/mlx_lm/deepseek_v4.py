@@ -37,6 +37,7 @@ from mlx_lm.models.deepseek_v41 import (
     _sparse_attention,
     _window_indices,
 )
+from mlx_lm.models.deepseek_v41 import LayerCache as V41Cache
 from mlx_lm.models.rope_utils import YarnRoPE
 from mlx_lm.models.switch_layers import SwitchGLU, SwitchLinear
 
@@ -132,8 +133,10 @@ class ModelArgs(BaseModelArgs):  # type: ignore[misc]
             raise ValueError("rope_scaling has an attention_factor, or bounds that are not truncated")
 
 
-class LayerCache:
+class LayerCache(V41Cache):  # type: ignore[misc]
     """The cache of a layer: the latents of the last tokens, entries pooled from groups, and their index keys.
+
+    The window is kept as in V4.1's cache, the rest by the layer's compressors.
 
     pooled, index: the state of a `Compressor`, which see.
     chosen: tokens whose entries a query attends to at most, by the name of the array; `costs` reads it.
@@ -147,13 +150,6 @@ class LayerCache:
         self.pooled: dict[str, mx.array] = {}
         self.index: dict[str, mx.array] = {}
 
-    def update_window(self, new: mx.array) -> mx.array:
-        """Return the window with new latents (B, T, D) appended, and keep its last rows."""
-        rows: mx.array = _append(self.window, new)
-        self.window = rows[:, -self.window_size :]
-        self.offset += int(new.shape[1])
-        return rows
-
     @property
     def state(self) -> list[mx.array]:
         """Return all arrays."""
@@ -165,12 +161,6 @@ class LayerCache:
     @property
     def nbytes(self) -> int:
         return sum(int(array.nbytes) for array in self.state)
-
-    def is_trimmable(self) -> bool:
-        return False  # older rows of the window are gone, and so are those of closed groups
-
-    def empty(self) -> bool:
-        return self.offset == 0
 
 
 class Compressor(nn.Module):  # type: ignore[misc]
