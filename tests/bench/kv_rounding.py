@@ -24,10 +24,11 @@ from headrace.models.registry.resolve import resolve
 from headrace.runtime.kv.cache import KVCache, PassRow
 from headrace.runtime.ops import AttentionSpec, Projections
 from headrace.runtime.ops.attention import attention, placed_heads
+from tests.support.hadamard import hadamard
 
 Array = NDArray[Any]
 MEASURED = 640  # tokens of the text's beginning
-# Of these: the first tokens of a text are unlike all others, since queries with no better choice attend to them.
+# Tokens at the beginning, left out: they are unlike all others, since queries with no better choice attend to them.
 SKIPPED = 8
 FIRST_SHARE = 0.3  # weight of the very first one among the principal directions, relative to all others together
 ROWS = 128  # of logits at a time
@@ -227,13 +228,6 @@ def basis(rounding: Rounding, second: Array) -> Array:
     placed = np.empty((dim, dim))
     placed[constant + [channel for channel in range(dim) if channel not in constant]] = directions
     return transform @ placed
-
-
-def hadamard(dim: int) -> Array:
-    """Return the transform in parts of the largest power of two in `dim`."""
-    part = dim & -dim
-    signs = [[1 - 2 * ((i & j).bit_count() % 2) for j in range(part)] for i in range(part)]
-    return np.kron(np.eye(dim // part), np.array(signs) / np.sqrt(part))
 
 
 def rounded(rows: Array, rounding: Rounding, readers: Array) -> Array:

@@ -1,6 +1,5 @@
 """Packed K/V on stock MLX: attention within what quantization explains, whatever way it takes, and all a cache does."""
 
-import math
 from pathlib import Path
 
 import mlx.core as mx
@@ -16,6 +15,7 @@ from headrace.runtime.engine.request import Finished, Request, Step
 from headrace.runtime.ops import AttentionSpec, Rope, packed, reference
 from headrace.runtime.ops.kv_format import FLOAT32, FORMATS, K8V4, Q4, Q8, Coding, KVFormat
 from tests.support.alone import new_cache
+from tests.support.hadamard import hadamard
 from tests.support.tiny import load_decoder, write_model
 from tests.support.watched import answer
 
@@ -101,13 +101,6 @@ def test_attention_is_that_over_the_transformed_codes(
         seen.append(codes @ hadamard(head_dim))
     expected = attention_in_doubles(q[:, past:], *seen, spec)
     assert np.abs(np.array(out[0]) - expected).max() < 2e-3  # unpacked in half precision
-
-
-def hadamard(dim: int) -> NDArray[np.float64]:
-    """Return the matrix of the transform from its definition: parts of the largest power of two in `dim`."""
-    part = dim & -dim
-    signs = [[1 - 2 * ((i & j).bit_count() % 2) for j in range(part)] for i in range(part)]
-    return np.kron(np.eye(dim // part), np.array(signs) / math.sqrt(part))
 
 
 def attention_in_doubles(
