@@ -194,7 +194,7 @@ def _screen_chat(conversation: "Conversation", settings: "Settings", new_engine:
 def _say_end(conversation: "Conversation", *, failed: bool = False) -> None:
     """Print the command that continues the conversation, or that nothing is saved.
 
-    What was kept in memory on a full disk is written now, if there is room again.
+    Messages that were kept in memory on a full disk are written now, if there is room again.
     failed: the chat ends with an error, which names the way on.
     """
     store = conversation.store

@@ -115,8 +115,7 @@ def _one_answer(
     """Answer once, and return the exit code. load_s: seconds that loading the model took."""
     answer = answerer.prepare(prompt, session.options.over(DEFAULTS), logprobs=arguments.logprobs)
     progress = RedrawnLine(quiet=arguments.quiet)
-    if not arguments.quiet:
-        answerer.engine.first_pass.report = FirstPassLine(progress, quiet=False)
+    answerer.engine.first_pass.report = FirstPassLine(progress, quiet=arguments.quiet)
     if arguments.as_json or arguments.stats:
         answer.sensors = sensors(machine().backend)
     if disk_cache is not None:
