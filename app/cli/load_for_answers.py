@@ -117,13 +117,15 @@ def load_noted(
 ) -> "LoadedModel":
     """Load the model, and print its notes on standard error. Raises the errors of `load_model`.
 
+    Most models load in seconds: a log has no line about those.
+
     resolved, spec, requantize: see `load_model`.
     quiet: draw no progress.
     """
     from headrace.app.hosts.load import load_model
-    from headrace.app.output.progress import drawn_progress
+    from headrace.app.output.progress import LOG_S, drawn_progress
 
-    with drawn_progress(quiet=quiet) as progress:
+    with drawn_progress(quiet=quiet, log_after_s=LOG_S) as progress:
         loaded = load_model(resolved, spec, progress, requantize=requantize)
     for note in loaded.notes:
         say(note, err=True)
@@ -137,9 +139,12 @@ def load_draft(name: str | None, model: "LoadedModel", *, quiet: bool) -> "Netwo
     """
     if name is None:
         return None
+    from headrace.app.output.progress import LOG_S, drawn_progress
     from headrace.models.loading import draft
 
-    return draft.load_draft(resolved_model(name, quiet=quiet), model).network
+    resolved = resolved_model(name, quiet=quiet)
+    with drawn_progress(quiet=quiet, log_after_s=LOG_S) as progress:
+        return draft.load_draft(resolved, model, progress).network
 
 
 def raise_damage(check: "BackgroundCheck") -> None:

@@ -357,7 +357,7 @@ def _draft(spec: ModelSpec, loaded: LoadedModel, progress: Progress) -> Network 
     if spec.draft is None:
         return None
     try:
-        return load_draft(resolve(spec.draft, progress=progress), loaded).network
+        return load_draft(resolve(spec.draft, progress=progress), loaded, progress).network
     except HeadraceError as error:
         loaded.notes.append(f"without the draft {spec.draft}: {error}")
         return None

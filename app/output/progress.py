@@ -18,7 +18,7 @@ from headrace.models.registry.progress import Progress
 from headrace.runtime.metrics.units import format_bytes, format_long, percent
 
 _DRAW_S = 0.1  # between two drawings of a line, unless the stage changes
-_LOG_S = 10.0  # between two log lines of one stage
+LOG_S = 10.0  # between two log lines of one stage
 _BAR = 24  # columns
 
 
@@ -64,17 +64,20 @@ class StageProgress:
         """Erase the line, and forget the stage; the next report draws a line again."""
 
 
-def stage_progress(*, quiet: bool = False) -> StageProgress:
-    """Return the sink for standard error: nothing if `quiet`, a line on a terminal, a line per stage elsewhere."""
+def stage_progress(*, quiet: bool = False, log_after_s: float = 0.0) -> StageProgress:
+    """Return the sink for standard error: nothing if `quiet`, a line on a terminal, a line per stage elsewhere.
+
+    log_after_s: seconds that a stage takes before its first log line.
+    """
     if quiet:
         return StageProgress()
-    return _Drawing() if can_redraw(sys.stderr) else _Log()
+    return _Drawing() if can_redraw(sys.stderr) else _Log(log_after_s)
 
 
 @contextmanager
-def drawn_progress(*, quiet: bool = False) -> Iterator[StageProgress]:
+def drawn_progress(*, quiet: bool = False, log_after_s: float = 0.0) -> Iterator[StageProgress]:
     """Yield a `stage_progress`, which is cleared on exit."""
-    line = stage_progress(quiet=quiet)
+    line = stage_progress(quiet=quiet, log_after_s=log_after_s)
     try:
         yield line
     finally:
@@ -144,21 +147,28 @@ class _Drawing(StageProgress):
 class _Log(StageProgress):
     """A plain line when a stage begins, and regularly with the share that is done, if its total is known."""
 
-    def __init__(self) -> None:
+    def __init__(self, after_s: float) -> None:
+        """after_s: seconds of a stage before its first line, which then has the share."""
+        self._after_s = after_s
         self._lock = threading.Lock()
         self._stage: str | None = None
-        self._logged_at = 0.0
+        self._has_line = False  # of this stage
+        self._next_line_at = 0.0
 
     def __call__(self, stage: str, done: int, total: int | None, /) -> None:
         with self._lock:
             now = time.monotonic()
+            if stage != self._stage:
+                self._stage = stage
+                self._has_line = False
+                self._next_line_at = now + self._after_s
+            if now < self._next_line_at or (self._has_line and not total):
+                return
             share = ""
-            if stage == self._stage:
-                if not total or now - self._logged_at < _LOG_S:
-                    return
+            if total and (self._has_line or self._after_s):
                 share = f" {percent(done / total)}"
-            self._stage = stage
-            self._logged_at = now
+            self._has_line = True
+            self._next_line_at = now + LOG_S
             print(f"{sanitise(stage)}{share} ...", file=sys.stderr, flush=True)
 
     def clear(self) -> None:

@@ -253,7 +253,7 @@ class _Measurements:
 
 def _measure(source: _Source, options: QuantizeOptions, progress: Progress) -> _Measurements:
     """Load the given weights and measure all parts that have not been."""
-    loaded = load_resolved(source.model, context=SCORED)
+    loaded = load_resolved(source.model, context=SCORED, progress=progress)
     decoder = loaded.network
     if not isinstance(decoder, Decoder) or decoder.draft_head is not None:
         raise UnsupportedModelError(

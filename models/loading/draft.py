@@ -6,6 +6,7 @@ For `--draft`: `app.cli.load_for_answers`, the engine and benchmarks call `load_
 from collections.abc import Sequence
 
 from headrace.models.loading.load import LoadedModel, load_resolved
+from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.errors import NotEnoughMemoryError, UsageError
@@ -15,13 +16,13 @@ from headrace.runtime.metrics.cost import LayerKV, held_bytes, longest_context
 from headrace.runtime.metrics.units import format_bytes
 
 
-def load_draft(resolved: ResolvedModel, model: LoadedModel) -> LoadedModel:
-    """Load a draft model for `model`.
+def load_draft(resolved: ResolvedModel, model: LoadedModel, progress: Progress = silent) -> LoadedModel:
+    """Load a draft model for `model`. progress: see `load_model`.
 
     Raises UsageError for another vocabulary or a network that cannot roll back, NotEnoughMemoryError if the K/V of
     both do not fit together, and what `load_resolved` raises.
     """
-    draft = load_resolved(resolved)
+    draft = load_resolved(resolved, progress=progress)
     backend = draft.network.kv_backend(KVOptions(1))
     if not backend.rolls_back or backend.acquire(()).needs_marks:
         raise UsageError(f"{draft.name} cannot be a draft: its cache cannot roll back rejected tokens")

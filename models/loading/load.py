@@ -4,7 +4,7 @@ Headers are checked first, then memory; only then are weights read.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -37,7 +37,7 @@ from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime import ops
 from headrace.runtime.errors import UnsupportedModelError, UsageError
 from headrace.runtime.machine import memory
-from headrace.runtime.machine.background import run_in_background
+from headrace.runtime.machine.background import report_if_slow, run_in_background
 from headrace.runtime.machine.command_buffers import limit_command_buffers
 from headrace.runtime.machine.out_of_memory import memory_errors
 from headrace.runtime.metrics.cost import LayerKV, held_bytes, longest_context
@@ -55,6 +55,8 @@ None: unquantized."""
 ActivationsChoice = int | Literal["auto"]
 """Bits of prompts' activations, 16 or 8. "auto": 8 if they are faster and the measured divergence is small."""
 LEAST_CONTEXT = 512  # tokens; a shorter context has to be asked for
+_SLOW_S = 1.0  # that weights or a tokenizer take before the first report
+_EVERY_S = 0.25  # between two reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,8 @@ def load_model(
     requantize: quantize the matrices of a plain checkpoint so.
     rank: load this rank's part of the model.
     adapter: low-rank changes of the weights.
-    progress: called while "auto" activations are measured, once for each model.
+    progress: called while weights and tokenizer are read, if that takes long, and while "auto" activations are
+        measured, once for each model.
     """
     checkpoint = open_checkpoint(directory)
     config = own_decoder(checkpoint)
@@ -154,8 +157,10 @@ def load_model(
 
     # Weights and tokenizer take megabytes from disk, and release the interpreter lock: they are read together.
     with run_in_background(lambda: _tokenizer(checkpoint.path)) as read_tokenizer:
-        network = read_network(fitted.sized)
-    tokenizer = read_tokenizer()
+        with _weights_reported(progress, fitted.sized.weights):
+            network = read_network(fitted.sized)
+        with _reported(lambda: progress("loading the tokenizer", 0, None)):
+            tokenizer = read_tokenizer()
 
     note = None
     if activations != "auto":
@@ -182,6 +187,23 @@ def load_model(
         notes=notes,
         kv=network.kv_format,
     )
+
+
+def _weights_reported(progress: Progress, total: int) -> AbstractContextManager[None]:
+    """Return a context for reading weights, of `total` bytes, that reports how many are in memory."""
+    before = mx.get_active_memory()  # of other models
+
+    def report() -> None:
+        # Converting takes memory besides that of the weights.
+        done = min(mx.get_active_memory() - before, total)
+        progress("loading weights", max(done, 0), total)
+
+    return _reported(report)
+
+
+def _reported(report: Callable[[], None]) -> AbstractContextManager[None]:
+    """Return a context for a part of loading that calls `report` regularly if the part takes long."""
+    return report_if_slow(lambda _seconds: report(), slow_s=_SLOW_S, every_s=_EVERY_S)
 
 
 def _adapted(checkpoint: Checkpoint, adapter: Adapter, name: str, rank: "Rank | None") -> Checkpoint:

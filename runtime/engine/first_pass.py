@@ -7,10 +7,10 @@ words: `app/answer/first_pass.py` shows them.
 Guards: tests/runtime/engine/test_first_pass.py.
 """
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
+from headrace.runtime.machine.background import report_if_slow
 from headrace.runtime.machine.hardware import machine
 
 SLOW_S = 2.0  # that a pass takes before its first report
@@ -34,25 +34,4 @@ class FirstPass:
         """Return a context for a pass, in which `report` is called if the pass takes long."""
         if self.report is None or self.is_over or not self.compiles:
             return nullcontext()
-        return _reported(self.report)
-
-
-@contextmanager
-def _reported(report: Callable[[float], None]) -> Iterator[None]:
-    is_ended = threading.Event()
-
-    def count() -> None:
-        seconds = SLOW_S
-        wait_s = SLOW_S
-        while not is_ended.wait(wait_s):
-            report(seconds)
-            seconds += _EVERY_S
-            wait_s = _EVERY_S
-
-    thread = threading.Thread(target=count, name="first pass", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_ended.set()
-        thread.join()
+        return report_if_slow(self.report, slow_s=SLOW_S, every_s=_EVERY_S)

@@ -1,10 +1,10 @@
-"""Background work in a daemon thread that the calling thread never has to wait for.
+"""Background work in a daemon thread that the calling thread never has to wait for, and reports of slow work.
 
 Executors wait for their threads. After a signal during an import, the background thread may wait for Python's import
 lock for ever.
 
-Loading reads the tokenizer this way beside the weights, and downloads flush files beside hashing.
-tests/runtime/machine/test_background.py has work that never ends.
+Loading reads the tokenizer this way beside the weights, and downloads flush files beside hashing. Loading and a model's
+first pass report the seconds that they take. tests/runtime/machine/test_background.py has work that never ends.
 """
 
 import threading
@@ -44,3 +44,30 @@ def run_in_background(work: Callable[[], _Result]) -> Iterator[Callable[[], _Res
     except BaseException:
         thread.join(_PATIENCE_S)
         raise
+
+
+@contextmanager
+def report_if_slow(report: Callable[[float], None], *, slow_s: float, every_s: float) -> Iterator[None]:
+    """Report that a block takes long, while it runs.
+
+    report: called from another thread with the seconds that the block has taken, never after the block.
+    slow_s: seconds until the first report.
+    every_s: seconds between two reports.
+    """
+    is_ended = threading.Event()
+
+    def count() -> None:
+        seconds = slow_s
+        wait_s = slow_s
+        while not is_ended.wait(wait_s):
+            report(seconds)
+            seconds += every_s
+            wait_s = every_s
+
+    thread = threading.Thread(target=count, name="slow work", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_ended.set()
+        thread.join()

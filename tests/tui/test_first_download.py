@@ -34,6 +34,16 @@ class Fetches(ScriptedEngine):
         return [LoadProgress("downloading", self.here.pop(), 108 * MIB)] if self.here else []
 
 
+@dataclass
+class Reads(ScriptedEngine):
+    """An engine whose load has the stage that the test states."""
+
+    report: LoadProgress = field(default_factory=lambda: LoadProgress("starting", 0, None))
+
+    def _load(self) -> list[Event]:
+        return [self.report]
+
+
 @pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40)])
 def test_a_download_shows_its_model_size_and_speed(play, size: tuple[int, int]) -> None:
     engine = Fetches(here=[27 * MIB])
@@ -136,6 +146,23 @@ def test_the_copy_of_a_gguf_is_planned_and_asked_for(tmp_path: Path, monkeypatch
     assert plan.verb == "copy"
     resolve(str(file))
     assert download_plan.download_plan(str(file)) is None
+
+
+def test_the_welcome_shows_how_much_of_the_weights_is_read(play) -> None:
+    engine = Reads()
+
+    async def scenario(it: Driver) -> None:
+        for report, shown in (
+            (LoadProgress("loading weights", 3 * MIB, 98 * MIB), "… 3.00 MiB of 98.0 MiB\n"),
+            (LoadProgress("loading the tokenizer", 0, None), " …\n"),
+            (LoadProgress("measuring 8-bit activations", 0, None), " …\n"),
+        ):
+            engine.report = report
+            await it.until(lambda shown=shown: shown in it.text().replace("│", "\n"))
+            assert "loading" in it.text()
+            assert "downloading" not in it.text()
+
+    play(scenario, engine, ready=False)
 
 
 def test_a_conversion_on_load_is_reported(play) -> None:

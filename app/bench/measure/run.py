@@ -53,6 +53,7 @@ from headrace.models.cost.step_shape import total
 from headrace.models.loading.draft import load_draft
 from headrace.models.loading.load import LoadedModel, LoadOptions, load_resolved
 from headrace.models.registry.background_check import BackgroundCheck
+from headrace.models.registry.progress import Progress
 from headrace.models.registry.resolve import ResolvedModel, resolve
 from headrace.runtime import ops
 from headrace.runtime.errors import UnsupportedModelError, UsageError
@@ -199,7 +200,8 @@ def _open(options: MeasureOptions, host: Machine, stack: ExitStack) -> _Opened:
             reader_bytes = reader.pass_bytes
     draft = None
     if options.draft is not None:
-        draft = load_draft(_resolved(options.draft), models[0]).network
+        with drawn_progress() as progress:
+            draft = load_draft(resolve(options.draft, progress=progress), models[0], progress).network
     read_sensors = sensors(host.backend)
     own_engines = _own_engines(models, options.tests, limit, reader_bytes, draft, read_sensors)
     for engine in own_engines:
@@ -391,7 +393,8 @@ def _load_all(
         return [_load(name, options) for name in options.models], None
     # `bench` refuses several models with --hosts.
     resolved = _resolved(options.models[0])
-    loaded, ranks = load_on_hosts(options.hosts, resolved, **_load_options(options, options.kv[0]))
+    with drawn_progress() as progress:
+        loaded, ranks = load_on_hosts(options.hosts, resolved, **_load_options(options, options.kv[0], progress))
     stack.callback(ranks.close)
     return [(loaded, BackgroundCheck(resolved))], ranks
 
@@ -401,10 +404,8 @@ def _load(name: str | None, options: MeasureOptions) -> tuple[LoadedModel, Backg
     kv = "f16"  # if there are several formats: `in_formats` makes them of the loaded model
     if len(options.kv) == 1:
         kv = options.kv[0]
-    load_options = _load_options(options, kv)
     with drawn_progress() as progress:
-        load_options["progress"] = progress
-        loaded = load_resolved(resolved, **load_options)
+        loaded = load_resolved(resolved, **_load_options(options, kv, progress))
     return loaded, BackgroundCheck(resolved)
 
 
@@ -413,12 +414,13 @@ def _resolved(name: str | None) -> ResolvedModel:
         return resolve(name, progress=progress)
 
 
-def _load_options(options: MeasureOptions, kv: str) -> LoadOptions:
+def _load_options(options: MeasureOptions, kv: str, progress: Progress) -> LoadOptions:
     return {
         "context": max(test.tokens for test in options.tests),
         "kv": kv_choice(kv),
         "activations": activations_choice(options.activations),
         "force": options.force,
+        "progress": progress,
     }
 
 

@@ -223,7 +223,7 @@ def _network_of(variant: Variant) -> Network:
 def load(name: str | None, force: bool) -> LoadedModel:
     with drawn_progress() as progress:
         resolved = resolve(name, progress=progress)
-    return load_resolved(resolved, force=force)
+        return load_resolved(resolved, force=force, progress=progress)
 
 
 def _check_vocabulary(reference: LoadedModel, other: LoadedModel) -> None:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     # Not at the start: it brings the catalog's reader.
     from headrace.app.chat.download_plan import DownloadPlan
 
-_NO_FETCHING = ("starting", "loading weights")  # stages of a model that is here already
+# Stages of a model that is here already
+_NO_FETCHING = ("starting", "loading weights", "loading the tokenizer", "measuring 8-bit activations")
 _SPAN_S = 5.0  # the speed is that of the last so many seconds
 _LEAST_S = 0.5  # over less time no speed is shown
 _SILENT_S = 8.0  # without a byte for so long, the stall is shown in the speed's place
@@ -87,15 +88,22 @@ class DownloadProgress:
             return None
         return (last_bytes - first_bytes) / (last_s - first_s)
 
+    @property
+    def size(self) -> str:
+        """Bytes that are done, and all of them if that is known; nothing before the first."""
+        if self._now is None:
+            return ""
+        if self._now.total:
+            return f"{format_bytes(self._now.done)} of {format_bytes(self._now.total)}"
+        return format_bytes(self._now.done) if self._now.done else ""
+
     def summary(self) -> str:
         """Return one line: stage, size, speed, time left."""
         if self._now is None:
             return ""
         parts = [self._now.stage]
-        if self._now.total:
-            parts.append(f"{format_bytes(self._now.done)} of {format_bytes(self._now.total)}")
-        elif self._now.done:
-            parts.append(format_bytes(self._now.done))
+        if self.size:
+            parts.append(self.size)
         if self.silent_s is not None:
             parts.append(f"no data for {format_roughly(self.silent_s)}")
         elif speed := self.bytes_per_second:

@@ -48,7 +48,8 @@ def welcome_lines(
     elif engine.state == "dead":
         lines.append(Content.styled("the engine is not running: F8 or a message starts it again", "$text-error"))
     else:
-        lines.append(Content.styled(f"loading {sanitise(name)} …", "$quiet"))
+        size = f" {download.size}" if download.size else ""
+        lines.append(Content.styled(f"loading {sanitise(name)} …{size}", "$quiet"))
         lines.append(Content.styled("you can type: it is sent once the model is loaded", "$quiet"))
     lines.append(Content(""))
     for key, text in (

@@ -7,6 +7,7 @@ import pytest
 from rich.live import Live
 
 from headrace.app.bench.show.live import live_view
+from headrace.app.output import progress as progress_module
 from headrace.app.output.progress import NumberedStages, RedrawnLine, drawn_progress, stage_progress
 
 
@@ -19,6 +20,19 @@ def test_in_a_pipe_each_stage_is_one_line(capsys: pytest.CaptureFixture[str]) ->
     captured = capsys.readouterr()
     assert captured.err == "downloading ...\nverifying ...\n"
     assert captured.out == ""
+
+
+def test_a_log_may_leave_out_short_stages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: clock[0])
+    with drawn_progress(log_after_s=10.0) as progress:
+        for second in range(35):
+            clock[0] = float(second)
+            progress("loading weights", second, 40)
+        progress("loading the tokenizer", 0, None)
+        clock[0] += 9
+        progress("loading the tokenizer", 0, None)
+    assert capsys.readouterr().err.splitlines() == [f"loading weights {share} % ..." for share in (25, 50, 75)]
 
 
 def test_quiet_progress_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:

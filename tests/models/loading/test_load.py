@@ -1,6 +1,7 @@
 """Loading: choice of the decoder, context limit, K/V format, and errors with figures."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost import shape_sources
 from headrace.models.cost.costs import shape_to_run, working_memory
-from headrace.models.loading import decoder_choice
+from headrace.models.loading import decoder_choice, load
 from headrace.models.loading.decoder_choice import context_length, network_kind
 from headrace.models.loading.load import LEAST_CONTEXT, load_model, load_resolved, stored_network
 from headrace.models.loading.recommended import generation_defaults
@@ -21,6 +22,7 @@ from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.dtypes import compute_dtype
 from headrace.models.registry.resolve import resolve
+from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime import ops
 from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import CheckpointError, NotEnoughMemoryError, UnsupportedModelError, UsageError
@@ -29,6 +31,7 @@ from headrace.runtime.machine.memory import MemoryBudget
 from headrace.runtime.network import Network
 from headrace.runtime.ops import native
 from headrace.runtime.ops.kv_format import FLOAT16, K8V4, Q4, Q8, KVFormat
+from tests.support.patience import PATIENCE_S
 from tests.support.tiny import config_of, write_model
 from tests.support.tiny_chat import write_byte_tokenizer, write_chat_model
 from tests.support.watched import WatchedNetwork, answer
@@ -51,6 +54,46 @@ def working(directory: Path) -> int:
 def with_memory(monkeypatch: pytest.MonkeyPatch, usable: int | None) -> None:
     found = None if usable is None else MemoryBudget(total=2 * usable, free=usable, reserve=0, source="available RAM")
     monkeypatch.setattr(memory, "budget", lambda: found)
+
+
+def test_slow_weights_and_a_slow_tokenizer_are_reported(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reports: list[tuple[str, int, int | None]] = []
+    weights_shown = threading.Event()  # a report after all weights were read
+    tokenizer_shown = threading.Event()
+    read_network = load.read_network
+    read_tokenizer = load._tokenizer
+
+    def read_slowly(sized: Sized) -> Network:
+        network = read_network(sized)
+        weights_shown.clear()
+        assert weights_shown.wait(PATIENCE_S)
+        return network
+
+    def wait_for_reports(path: Path) -> Tokenizer:
+        assert tokenizer_shown.wait(PATIENCE_S)
+        return read_tokenizer(path)
+
+    def progress(stage: str, done: int, total: int | None, /) -> None:
+        reports.append((stage, done, total))
+        (weights_shown if stage == "loading weights" else tokenizer_shown).set()
+
+    monkeypatch.setattr(load, "_SLOW_S", 0.01)
+    monkeypatch.setattr(load, "_EVERY_S", 0.01)
+    monkeypatch.setattr(load, "read_network", read_slowly)
+    monkeypatch.setattr(load, "_tokenizer", wait_for_reports)
+    model = load_model(directory, name="tiny", progress=progress)
+    weights = [report for report in reports if report[0] == "loading weights"]
+    _, done, total = weights[-1]
+    assert total == sum(array.nbytes for array in model.network.arrays)
+    assert total / 2 < done <= total
+    assert set(reports) - set(weights) == {("loading the tokenizer", 0, None)}
+
+
+def test_a_quick_load_is_not_reported(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "_SLOW_S", PATIENCE_S)
+    reports: list[str] = []
+    load_model(directory, name="tiny", progress=lambda stage, _done, _total: reports.append(stage))
+    assert reports == []
 
 
 def test_a_loaded_model_answers(directory: Path) -> None:

@@ -23,7 +23,7 @@ def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Slow:
-    """An engine with one pass that lasts until it was reported three times, or for a while. reports: all seconds."""
+    """An engine with one pass that lasts until a third report, or for a while. reports: all seconds, of any pass."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Slow:
 
     def _take(self, seconds: float) -> None:
         self.reports.append(seconds)
-        if len(self.reports) >= 3:
+        if seconds > SLOW_S + 1.5 * EVERY_S:  # other passes may have fewer reports, on a busy machine
             self._enough.set()
 
 
@@ -82,7 +82,7 @@ def test_no_report_comes_after_the_pass(network: Decoder) -> None:
     generation = slow.engine.generate(Request(PROMPT, max_tokens=1))
     next(generation)
     assert len(slow.reports) >= 3
-    assert not [thread for thread in threading.enumerate() if thread.name == "first pass"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "slow work"]
     list(generation)
 
 
