@@ -19,7 +19,7 @@ from headrace.app.tui.input.fields import Field
 
 
 class SearchBar(Vertical):
-    """A line with a label, the words and a count. `search` is called with every change of the words."""
+    """A line with a label, the words and a count. `search` is called with every change of the words, and by `show`."""
 
     LABEL = ""
 
@@ -40,10 +40,11 @@ class SearchBar(Vertical):
         return self.query_one(Field)
 
     def show(self, words: str) -> None:
-        """Show the bar with these words and focus it."""
+        """Show the bar with these words, search for them, and focus it."""
         self.display = True
         self.field.value = words
         self.field.focus()
+        self.search(words)  # no change is reported if the field has these words from the time before
 
     def search(self, words: str) -> None:
         raise NotImplementedError
@@ -122,7 +123,6 @@ class HistoryBar(SearchBar):
         """Show the bar and focus it. entries: newest first."""
         self._entries = entries
         self.show("")
-        self.search("")
 
     def search(self, words: str) -> None:
         wanted = " ".join(words.lower().split())

@@ -62,6 +62,20 @@ def test_words_are_found_in_the_conversation(play) -> None:
     play(scenario, ScriptedEngine().script(Script([LONG])))
 
 
+def test_the_same_words_are_searched_again_in_a_new_bar(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("long")
+        await it.write("/find needle1")
+        await it.until(lambda: "30 of 30" in it.text())
+        await it.press("escape")
+        await it.ask("needle1")
+        await it.write("/find needle1")
+        await it.until(lambda: "31 of 31" in it.text())
+        assert it.transcript._match is not None
+
+    play(scenario, ScriptedEngine().script(Script([LONG]), Script(["short"])))
+
+
 def test_the_history_bar_leaves_marks_of_the_find_bar(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("long")
