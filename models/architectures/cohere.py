@@ -1,4 +1,7 @@
-"""Command R, R7B and A, and Command A+ with experts: attention and feed-forward have one LayerNorm."""
+"""Command R, R7B and A, and Command A+ with experts: attention and feed-forward have one LayerNorm.
+
+`architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+"""
 
 from dataclasses import replace
 from typing import Literal

@@ -1,4 +1,7 @@
-"""DeepSeek, Kimi K2, Mistral 4, Youtu, dots.llm1, Ling: mixtures with shared experts; latents in most."""
+"""DeepSeek, Kimi K2, Mistral 4, Youtu, dots.llm1, Ling: mixtures with shared experts; latents in most.
+
+`architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+"""
 
 from dataclasses import replace
 

@@ -3,6 +3,8 @@
 The multipliers (maximal update parametrization, arXiv:2203.03466) are applied to the weights. MLX's conversions have
 all but that of the values folded in, and files of llama.cpp all. `key_multiplier` is no factor of weights here: it
 multiplies all scores.
+
+`architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
 """
 
 from collections.abc import Mapping

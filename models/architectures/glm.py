@@ -1,4 +1,7 @@
-"""GLM 4 and 5, Solar Open: dense layers with four norms, mixtures, attention over latents."""
+"""GLM 4 and 5, Solar Open: dense layers with four norms, mixtures, attention over latents.
+
+`architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+"""
 
 from headrace.models.architectures.architecture import BIASES, QKV, Architecture
 from headrace.models.architectures.config import Family, NormNames

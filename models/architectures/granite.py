@@ -1,4 +1,7 @@
-"""Granite 3, 4 and SWA, MiniCPM 1 to 3: multipliers of everything, Mamba-2 layers, experts next to a feed-forward."""
+"""Granite 3, 4 and SWA, MiniCPM 1 to 3: multipliers of everything, Mamba-2 layers, experts next to a feed-forward.
+
+`architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+"""
 
 from dataclasses import replace
 

@@ -2,6 +2,8 @@
 
 K3 has the keys and layers of Kimi Linear, and adds mixtures of residual sums, SiTU, and experts with a width of their
 own. Nothing rotates.
+
+`architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
 """
 
 import re

@@ -3,6 +3,8 @@
 A family has a section here: its names of tensors, then the functions of its row. The rows follow at the end.
 
 tests/parity/test_mlx_lm_families.py compares logits; tests/models/architectures/test_config.py guards the refusals.
+
+`architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
 """
 
 from dataclasses import replace

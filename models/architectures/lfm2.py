@@ -1,4 +1,7 @@
-"""LFM2: short convolutions between layers of attention, dense or with experts."""
+"""LFM2: short convolutions between layers of attention, dense or with experts.
+
+`architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+"""
 
 from headrace.models.architectures.architecture import BIASES, MIXER, Architecture
 from headrace.models.architectures.config import ExpertLayers, ExpertsConfig, Family, MixerConfig

@@ -1,6 +1,8 @@
 """Ling 3: delta networks with bounded decays of each channel (KDA), attention over latents with gates, experts.
 
 mlx-lm's class is the reference (`bailing_moe_v3`): tests/parity/test_mlx_lm_families.py compares logits.
+
+`architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
 """
 
 import re

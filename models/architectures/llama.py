@@ -1,4 +1,7 @@
-"""Llama, Mistral, and architectures with their layers."""
+"""Llama, Mistral, and architectures with their layers.
+
+`architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+"""
 
 from dataclasses import replace
 

@@ -3,6 +3,8 @@
 They have neither attention nor feed-forwards. Heads and groups of Mamba-2 stand in place of attention's in the
 configuration: ranks divide the model by them. No layer has K/V, so a conversation's memory is that of its state,
 whatever its length.
+
+`architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
 """
 
 from dataclasses import replace

@@ -1,4 +1,7 @@
-"""Text part of Mllama (Llama 3.2 Vision): a Llama, between layers that attend to images and are skipped without one."""
+"""Text part of Mllama (Llama 3.2 Vision): a Llama, between layers that attend to images and are skipped without one.
+
+`architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+"""
 
 import re
 from collections.abc import Mapping

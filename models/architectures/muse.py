@@ -1,4 +1,7 @@
-"""Muse Glimmer: gates of heads, norms of queries and keys without weights, positions in layers with a window alone."""
+"""Muse Glimmer: gates of heads, norms of queries and keys without weights, positions in layers with a window alone.
+
+`architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+"""
 
 from dataclasses import replace
 

@@ -2,6 +2,8 @@
 
 A layer of Nemotron-H here is a block that mixes tokens, and the feed-forward after it, if there is one. Blocks have
 letters: M Mamba-2, * attention, - a feed-forward, E experts.
+
+`architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
 """
 
 import re

@@ -1,6 +1,8 @@
 """OLMo 2, 3, hybrid and OLMoE: one norm over all heads of queries or keys, and norms after attention.
 
 OLMoE, and the hybrid's recurrent layers, have the usual norms before each half of a layer instead.
+
+`architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
 """
 
 from dataclasses import replace

@@ -1,4 +1,7 @@
-"""OpenELM: layers with other numbers of heads and other widths, growing from the first to the last."""
+"""OpenELM: layers with other numbers of heads and other widths, growing from the first to the last.
+
+`architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+"""
 
 from dataclasses import replace
 

@@ -1,6 +1,8 @@
 """Families with one or two members, and facts of those that only mlx-lm's classes run.
 
 A family has a section here with the functions of its row, by its name in a comment. The rows follow at the end.
+
+`architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
 """
 
 import re

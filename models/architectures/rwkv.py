@@ -2,6 +2,8 @@
 
 Heads of the recurrence stand in place of attention's in the configuration. Names of tensors and keys are those of
 flash-linear-attention, which mlx-lm's class has, too.
+
+`architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
 """
 
 from dataclasses import replace

@@ -1,7 +1,8 @@
 """Dense models: Llama and its kin, Qwen 1 to 3, Granite, MiniCPM, Phi-3, OLMo 2, Cohere 2, EXAONE, GLM-4 and others.
 
 Functions before the rows return entries of config.json that a family's files state in their own way. `_baichuan` only
-refuses files, `_permuted_head` orders a norm's weights, and `_xielu` makes parameters from metadata.
+refuses files, `_permuted_head` orders a norm's weights, and `_xielu` makes parameters from metadata. `GGUFArchitecture`
+explains the fields of a row.
 
 Guards: tests/models/gguf/test_convert.py, test_layered.py and test_config.py.
 """

@@ -1,6 +1,7 @@
 """Mixtures of experts: Mixtral and its kin, DeepSeek, GLM-4.5, ERNIE 4.5, Ling, dots, Step 3.5, Llama 4 and others.
 
 Functions before the rows return entries of config.json that a family's files state in their own way.
+`GGUFArchitecture` explains the fields of a row.
 """
 
 from collections.abc import Iterable, Sequence
