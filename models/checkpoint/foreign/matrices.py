@@ -1,7 +1,19 @@
 """Foreign matrices of a checkpoint and the tensors they become.
 
-`formats` makes them of headers; `checkpoint.arrays` converts the weights as they say. A checkpoint's `tensors` and
-`quantization` describe the result, so that nothing after it knows the foreign format.
+`formats` makes them of headers; `checkpoint.arrays` converts the weights as they state. A checkpoint's `tensors` and
+`quantization` describe the result, so that nothing after it knows the foreign format. Layouts, each with the file that
+converts it:
+
+    scaled    E4M3 or int8, one scale for each block                             scaled.py
+    gptq      integers of 2, 4 or 8 bits, transposed, in words along K           packed.py
+    awq       integers of 4 bits, transposed, in words along N                   packed.py
+    packed    integers of 2, 4 or 8 bits, in words along K                       packed.py
+    nf4       codes of 4 bits into a table of values, one scale for each block   nf4.py
+
+A new layout is a row here, a name in `Layout`, and a case of `_converted` in `checkpoint.arrays`. The headers of
+`Foreign.tensors` have to match the arrays that this function returns, as a test compares.
+
+Guards: tests/models/checkpoint/test_foreign.py.
 """
 
 from collections import Counter
@@ -20,19 +32,30 @@ REQUANTIZED_GROUPS = (64, 32)
 
 @dataclass(frozen=True, slots=True)
 class ForeignMatrix:
-    """A matrix (..., N, K), or its words (K, N), and its target: affine groups, or float32 if `bits` is None."""
+    """A stored matrix and its target: affine groups, or float32 if `bits` is None.
+
+    layout: see the table above.
+    shape: (..., N, K), as the network has it.
+    parts: stored tensors by role: data, scales, and where there are such: zeros, order; for "nf4" table, nested_scales,
+        nested_table.
+    stored_bits: of an element.
+    stored_group: elements that share a scale; 0 for "scaled", which has `blocks`.
+    blocks: elements of each axis that share a scale, for "scaled"; for "nf4" one number: scales that share a scale.
+    bits, group_size: of the target.
+    exact: the target has the same values.
+    offset: added to the scales of "nf4" with double quantization.
+    """
 
     layout: Layout
-    shape: tuple[int, ...]  # in the network
-    parts: Mapping[str, str]  # role -> tensor: data, scales, zeros, order
+    shape: tuple[int, ...]
+    parts: Mapping[str, str]
     stored_bits: int
-    stored_group: int  # elements that share a scale, in words and "nf4"; 0 otherwise
-    # Elements of each axis that share a scale, in "scaled"; scales that share one, in "nf4"
+    stored_group: int
     blocks: tuple[int, ...] = ()
-    bits: int | None = None  # of the target
-    group_size: int = 0  # of the target
-    exact: bool = False  # the target has the same values
-    offset: float = 0.0  # of the scales of "nf4"
+    bits: int | None = None
+    group_size: int = 0
+    exact: bool = False
+    offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +101,7 @@ class Foreign:
             rows, columns = matrix.shape
             module = name.removesuffix(".weight")
             groups = columns // matrix.group_size
-            words = columns * matrix.bits // 32
+            words = columns * matrix.bits // 32  # MLX packs a row into 32-bit words
             seen[name] = TensorInfo("U32", (rows, words), shard, 4 * rows * words)
             for part in ("scales", "biases"):
                 seen[f"{module}.{part}"] = TensorInfo("F32", (rows, groups), shard, 4 * rows * groups)
@@ -86,6 +109,8 @@ class Foreign:
 
 
 def requantized(shape: tuple[int, ...]) -> tuple[int | None, int]:
-    """Return (bits, group size) after dequantizing; float32 if no group size divides the rows or it is no matrix."""
+    """Return (bits, group size) after dequantizing; (None, 0), for float32, if no group fits a row or it is a stack."""
     group = next((size for size in REQUANTIZED_GROUPS if shape[-1] % size == 0), 0)
-    return (REQUANTIZED_BITS, group) if group and len(shape) == 2 else (None, 0)
+    if not group or len(shape) != 2:
+        return None, 0
+    return REQUANTIZED_BITS, group
