@@ -118,7 +118,7 @@ def test_own_and_other_load_differ_without_colour() -> None:
 
 
 def test_one_sample_is_not_reported_as_load() -> None:
-    assert not any("come slower" in line for line in _lines(CROWDED, 1))
+    assert not any("CPU busy" in line for line in _lines(CROWDED, 1))
     assert _lines(CROWDED, 2, 70)[0].startswith("CPU busy: other programs use 0.9 of 2 cores (mostly cc1plus")
     assert _lines(CROWDED, 2, 45)[0] == "CPU busy: other programs use 0.9 of 2 cores"
     assert _lines(CROWDED, 2, 33)[0] == "CPU busy: others use 0.9 of 2"
@@ -150,7 +150,7 @@ def test_the_chat_reports_the_load_of_other_programs(play) -> None:
         it.app.poller.watch = Watch([CROWDED, CROWDED])
         await it.until(lambda: "CPU busy: other programs use 0.9 of 2 cores (mostly cc1plus" in it.text())
         it.app.poller.watch = Watch([QUIET])
-        await it.until(lambda: "come slower" not in it.text())
+        await it.until(lambda: "CPU busy" not in it.text())
 
     play(scenario, size=(90, 24))
 
@@ -163,7 +163,7 @@ def test_a_comparison_reports_other_load_too(play) -> None:
         it.app.poller.watch = Watch([CROWDED, CROWDED])
         await it.until(lambda: "CPU busy: other programs use 0.9 of 2 cores" in it.text())
         it.app.poller.watch = Watch([QUIET])
-        await it.until(lambda: "come slower" not in it.text())
+        await it.until(lambda: "CPU busy" not in it.text())
 
     play(scenario)
 
