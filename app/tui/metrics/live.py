@@ -57,6 +57,14 @@ if TYPE_CHECKING:  # the chat's first frame does not import them
     from headrace.runtime.machine.machine_load import MachineLoad
 
 LivePhase = Literal["start", "load", "failed", "prefill", "decode", "idle", "dead"]
+"""State of the engine, for the view.
+
+    start             before the first event
+    load, failed      a model is being loaded; it could not be, and there is none
+    idle              a model is loaded, and no answer is being computed
+    prefill, decode   of the turn; of several answers, decode once one of them decodes
+    dead              the engine's process has ended
+"""
 
 _CONTENDED_LOOKS = 2  # looks: one alone may be a program that starts
 
@@ -108,7 +116,10 @@ class LiveMetrics:
         for event in events:
             match event:
                 case LoadProgress():
-                    self.loading(event.stage, event.done / event.total if event.total else None)
+                    share = None
+                    if event.total:
+                        share = event.done / event.total
+                    self.loading(event.stage, share)
                 case Ready():
                     self.ready(*facts(event.card))
                 case PeakMeasured():
@@ -161,9 +172,9 @@ class LiveMetrics:
                     self.prefetched = event.reuse.prefetched
             case Delta():
                 self.texts += event.steps
-                if records := event.records:
-                    last = records[-1]
-                    self.history.add(records)
+                if event.records:
+                    last = event.records[-1]
+                    self.history.add(event.records)
                     self.fill = CacheFill(last.context, last.kv_used_bytes, last.kv_allocated_bytes)
                 if event.ttft_s is not None:
                     self._first_text(event.ttft_s)
@@ -193,7 +204,9 @@ class LiveMetrics:
     def use_model(self, card: ModelCard, known: MachineFacts) -> None:
         """Start the metrics of a loaded model. known: facts on the machine, perhaps measured since it was loaded."""
         model, machine = facts(card)
-        self.ready(model, machine if machine.measured_gb_s is not None else known)
+        if machine.measured_gb_s is None:
+            machine = known
+        self.ready(model, machine)
 
     def submitted(self) -> None:
         """Begin the next turn."""
@@ -237,11 +250,15 @@ class LiveMetrics:
     def _first_text(self, ttft_s: float) -> None:
         """Note the time to first token. What remains of it is prefill, unless the engine told the time of that."""
         steps = self.answer.records
-        step_s = steps[0].latency_s if steps and steps[0].index == 0 else 0.0
+        step_s = 0.0
+        if steps and steps[0].index == 0:
+            step_s = steps[0].latency_s
         waited_s = self._prefill.waited_s
         tokenize_s = self._prefill.tokenize_s
         rest_s = max(0.0, ttft_s - waited_s - tokenize_s - step_s)
-        prefill_s = rest_s if self._prefill.prefill_s is None else min(self._prefill.prefill_s, rest_s)
+        prefill_s = rest_s
+        if self._prefill.prefill_s is not None:
+            prefill_s = min(self._prefill.prefill_s, rest_s)
         self.first_token = FirstToken(ttft_s, waited_s, tokenize_s, prefill_s, step_s, rest_s=rest_s - prefill_s)
 
     def set_context(self, tokens: int) -> None:
@@ -273,9 +290,11 @@ class LiveMetrics:
     def set_load(self, load: "MachineLoad") -> None:
         """Note the machine's load."""
         self.load = load
-        self._contended_looks = self._contended_looks + 1 if load.contended else 0
         if load.contended:
+            self._contended_looks += 1
             self.busy_steps.extend(self._since_look)
+        else:
+            self._contended_looks = 0
         fed = self._fed or any(step.fed for step in self._since_look)
         self.energy.look(load.energy, sum(step.tokens for step in self._since_look), fed=fed)
         self._fed = self.phase not in ("idle", "decode")
@@ -296,7 +315,9 @@ class LiveMetrics:
     @property
     def answer(self) -> AnswerRow:
         """The answer of the latest turn; an empty one of a turn with several."""
-        return AnswerRow(1) if self.answers.is_several else self.answers.rows[0]
+        if self.answers.is_several:
+            return AnswerRow(1)
+        return self.answers.rows[0]
 
     @property
     def charted(self) -> Sequence[StepRecord]:
@@ -307,7 +328,9 @@ class LiveMetrics:
     def latency_steps(self) -> Sequence[StepRecord]:
         """The charted steps without the answer's first, whose latency is not between tokens."""
         steps = list(self.charted)
-        return steps[1:] if steps and steps[0].index == 0 else steps
+        if steps and steps[0].index == 0:
+            return steps[1:]
+        return steps
 
     @property
     def has_steps(self) -> bool:
@@ -335,9 +358,11 @@ class LiveMetrics:
     @property
     def rate_now(self) -> float | None:
         """Tokens per second over the last second, in total for a batch; None outside decoding."""
+        if self.phase != "decode":
+            return None
         if self.answers.is_several:
-            return self.answers.rate_now if self.phase == "decode" else None
-        return self._now.tokens_per_second if self.phase == "decode" else None
+            return self.answers.rate_now
+        return self._now.tokens_per_second
 
     @property
     def rate_average(self) -> float | None:
@@ -351,19 +376,24 @@ class LiveMetrics:
     @property
     def mbu_average(self) -> float | None:
         """MBU over the turn, of the same steps as `rate_average`; None if busy. As stored once the turn is over."""
-        stored = self._final.mbu if self._final is not None else None
-        return self._share(self.answer.totals.achieved_gb_s) if stored is None else stored
+        if self._final is not None and self._final.mbu is not None:
+            return self._final.mbu
+        return self._share(self.answer.totals.achieved_gb_s)
 
     @property
     def busy(self) -> bool:
         """True if other programs slow the turn down, or did: its MBU would be theirs."""
-        return self._final.busy if self._final is not None else self.contention is not None
+        if self._final is not None:
+            return self._final.busy
+        return self.contention is not None
 
     @property
     def limits(self) -> MachineFacts:
         """The machine whose limits the steps are compared with: as measured at the turn's end, once it is over."""
         at_end = self._machine_at_end
-        return self.machine if at_end is None or at_end.measured_gb_s is None else at_end
+        if at_end is None or at_end.measured_gb_s is None:
+            return self.machine
+        return at_end
 
     def _share(self, achieved_gb_s: float | None) -> float | None:
         return mbu(achieved_gb_s, self.limits.memory_gb_s, self.limits.measured_gb_s, busy=self.busy).share
@@ -376,8 +406,9 @@ class LiveMetrics:
     @property
     def totals(self) -> StepTotals:
         """Totals over the last second, over the turn once it is over."""
-        is_now = self.phase == "decode" and not self.answers.is_several
-        return self._now if is_now else self.answers.totals
+        if self.phase == "decode" and not self.answers.is_several:
+            return self._now
+        return self.answers.totals
 
     @cached_property
     def figures(self) -> StepFigures:
@@ -385,9 +416,14 @@ class LiveMetrics:
         totals = self.totals
         machine = self.limits
         cost = self.model.cost
+        nbytes = 0
+        flops = 0.0
+        if cost is not None:
+            nbytes = cost.step_bytes(self.context)
+            flops = cost.step_flops(self.context)
         figures = StepFigures(
-            step_bytes=cost.step_bytes(self.context) if cost else 0,
-            step_flops=cost.step_flops(self.context) if cost else 0.0,
+            step_bytes=nbytes,
+            step_flops=flops,
             peak_gb_s=machine.measured_gb_s,
             compute_flops=machine.flops_per_second,
             slowed_by=self._slowed_by,
@@ -396,11 +432,14 @@ class LiveMetrics:
         if not totals.steps:
             return figures
         rate = self.rate_now or self.rate_average
-        tokens = totals.tokens / totals.steps
+        tokens = totals.tokens / totals.steps  # of a step
+        step_s = None
+        if rate:
+            step_s = tokens / rate
         return replace(
             figures,
             step_bytes=totals.nbytes / totals.steps,
-            step_s=tokens / rate if rate else None,
+            step_s=step_s,
             tokens=tokens,
             sequences=totals.records / totals.steps,
             proposed=totals.proposed,
@@ -464,10 +503,12 @@ class LiveMetrics:
     def so_far(self) -> TurnFigures:
         """The turn's answer, as far as it is written."""
         answer = self.answer
-        fed = answer.prefill_total
+        prompt_tokens = answer.reused + answer.prefill_total
+        if prompt_tokens:
+            prompt_tokens += 1  # the last one feeds the first step
         return TurnFigures(
             number=len(self.turns) + 1,
-            prompt_tokens=answer.reused + fed + 1 if fed or answer.reused else 0,  # the last one feeds the first step
+            prompt_tokens=prompt_tokens,
             reused_tokens=answer.reused,
             completion_tokens=answer.tokens,
             ttft_s=self.ttft_s,
@@ -495,6 +536,7 @@ class LiveMetrics:
     def document(self) -> dict[str, object]:
         """Return a JSON document. Bandwidth and MBU are computed, not read from a counter."""
         itl = self.latencies
+        times = self.step_times
         return {
             "phase": self.phase,
             "model": asdict(self.model),
@@ -506,7 +548,7 @@ class LiveMetrics:
             "busy": self.busy,
             "roofline_tokens_per_second": self.roofline_rate,
             "joules_per_token": self.energy.joules_per_token,
-            "step_seconds": dict(times.parts) if (times := self.step_times) else None,
+            "step_seconds": dict(times.parts) if times else None,
             "step_seconds_timed": bool(times and times.timed),
             "step_bytes": dict(self.step_bytes),
             "prompt_reuse": self.reuse.document() if self.reuse else None,
