@@ -3,6 +3,8 @@
 Server, batch and Python API read messages here. The result has the keys that Hugging Face's templates read: `role`,
 `content`, `tool_calls`, `tool_call_id`, `name`, `reasoning_content`. `models/text/adapt_messages.py` then adapts it to
 the template of a model.
+
+Guards: tests/app/answer/test_messages.py.
 """
 
 import json
@@ -42,8 +44,9 @@ _OTHER_PARTS = {
 def read_messages(given: object, *, strict: bool = False, where: str = "messages") -> list[dict[str, object]]:
     """Return a conversation. System messages at its beginning become one.
 
-    strict: refuse a message of the user or the system without content, whose key may be misspelt. where: name of the
-    list, for errors. Raises UsageError for a message that cannot be honoured wholly.
+    strict: refuse a message of the user or the system without content, whose key may be misspelt.
+    where: name of the list, for errors.
+    Raises UsageError for a message that cannot be honoured wholly.
     """
     if not isinstance(given, list) or not given:
         raise UsageError(f"{where} must be a list with at least one message")
@@ -85,14 +88,15 @@ def tool_call(identifier: str, name: str, arguments: str) -> dict[str, object]:
 
 def not_shown(kind: object) -> str | None:
     """Return the words that stand for an image or a file in a text; None for a part of another type."""
-    name = _OTHER_PARTS.get(kind) if isinstance(kind, str) else None
-    return None if name is None else f"[{name}: not shown, this model reads text]"
+    if not isinstance(kind, str) or kind not in _OTHER_PARTS:
+        return None
+    return f"[{_OTHER_PARTS[kind]}: not shown, this model reads text]"
 
 
 def newest_user(given: Sequence[object]) -> int:
     """Return the index of the last user message in a client's list; -1 without any."""
     users = [index for index, value in enumerate(given) if isinstance(value, dict) and value.get("role") == "user"]
-    return users[-1] if users else -1
+    return max(users, default=-1)
 
 
 def text_content(value: object, where: str, *, in_history: bool = False) -> str:
@@ -113,7 +117,8 @@ def text_content(value: object, where: str, *, in_history: bool = False) -> str:
         if isinstance(part, dict):
             kind = part.get("type")
             text = part.get("text", part.get("refusal"))
-        if in_history and (words := not_shown(kind)) is not None:
+        words = not_shown(kind)
+        if in_history and words is not None:
             texts.append(words)
             continue
         if isinstance(part, dict) and kind not in ("text", "input_text", "output_text", "refusal"):
@@ -151,16 +156,32 @@ def _calls(value: object, where: str) -> list[dict[str, object]]:
         raise UsageError(f"{where} must be a list of at most {MAX_CALLS} calls")
     calls = []
     for index, call in enumerate(value):
-        function = call.get("function") if isinstance(call, dict) else None
-        if function is None and isinstance(call, dict) and isinstance(custom := call.get("custom"), dict):
-            # A custom tool takes one text: a function with the parameter `input` to the model (`app.answer.tools`).
-            function = {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
-        if not isinstance(function, dict):
-            raise UsageError(f"{where}[{index}] must be an object with a function, not {shown(call)}")
-        name = _text_of(function, "name", f"{where}[{index}].function")
-        identifier = _text_of(call, "id", f"{where}[{index}]") if call.get("id") else f"call_{index}"
-        calls.append(tool_call(identifier, name, _arguments(function.get("arguments"), f"{where}[{index}].function")))
+        at = f"{where}[{index}]"
+        function = _function_of(call)
+        if function is None:
+            raise UsageError(f"{at} must be an object with a function, not {shown(call)}")
+        name = _text_of(function, "name", f"{at}.function")
+        identifier = f"call_{index}"
+        if call.get("id"):
+            identifier = _text_of(call, "id", at)
+        calls.append(tool_call(identifier, name, _arguments(function.get("arguments"), f"{at}.function")))
     return calls
+
+
+def _function_of(call: object) -> dict[str, object] | None:
+    """Return the function of a call, with its name and arguments; None for anything else.
+
+    A custom tool takes one text: to the model it is a function with the parameter `input` (`app.answer.tools`).
+    """
+    if not isinstance(call, dict):
+        return None
+    function = call.get("function")
+    custom = call.get("custom")
+    if function is None and isinstance(custom, dict):
+        return {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
+    if not isinstance(function, dict):
+        return None
+    return function
 
 
 def _arguments(value: object, where: str) -> str:

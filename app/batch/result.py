@@ -33,7 +33,8 @@ def result(line: BatchLine, answer: Answer, model: LoadedModel) -> dict[str, obj
         "sampling": answer.sampling(),
         "timing": answer.timing(),
     }
-    details |= {"unchecked_tools": answer.unchecked_tools} if answer.unchecked_tools else {}
+    if answer.unchecked_tools:
+        details["unchecked_tools"] = answer.unchecked_tools
     call = line.call
     calls = [
         written_call(f"call_{line.digest[:16]}_{n}", made.name, made.arguments, call.custom)
@@ -48,13 +49,17 @@ def result(line: BatchLine, answer: Answer, model: LoadedModel) -> dict[str, obj
             tool_calls["tool_calls"] = calls
         text = {"text": answer.text, **tool_calls, "finish_reason": answer.finish_reason}
         return {**request, **text, "usage": usage, **details, "error": None}
-    reports = answer.reports if call.logprobs is not None else None
+    reports = None
+    if call.logprobs is not None:
+        reports = answer.reports
     if line.form == "chat.completion":
+        prefix = "chatcmpl"
         choice = chat_choice(0, answer.end, answer.content, thinking=answer.thinking, calls=calls, reports=reports)
     else:
+        prefix = "cmpl"
         choice = text_choice(0, answer.end, answer.text, reports)
     body = {
-        "id": f"{'chatcmpl' if line.form == 'chat.completion' else 'cmpl'}-{line.digest}",
+        "id": f"{prefix}-{line.digest}",
         "object": line.form,
         "created": int(time.time()),
         "model": model.name,
@@ -70,11 +75,16 @@ def failure(line: BatchLine | BadLine, error: HeadraceError) -> dict[str, object
     code, status = next(
         (code_and_status for kind, code_and_status in _CODES.items() if isinstance(error, kind)), _FAILED
     )
-    details = {"code": code, "message": str(error)} | ({"hint": error.hint} if error.hint else {})
+    details = {"code": code, "message": str(error)}
+    if error.hint:
+        details["hint"] = error.hint
     if line.form == "plain":
         return {"line": line.number, "id": line.name, "request": line.digest, "error": details}
-    body = {"error": {"message": str(error), "type": "invalid_request_error" if status == 400 else "server_error"}}
-    return response(line.digest, line.name, status, {"error": {**body["error"], "param": None, "code": code}}, details)
+    kind = "server_error"
+    if status == 400:
+        kind = "invalid_request_error"
+    body = {"message": str(error), "type": kind, "param": None, "code": code}
+    return response(line.digest, line.name, status, {"error": body}, details)
 
 
 def digest_of(document: object) -> tuple[str, bool]:

@@ -1,6 +1,9 @@
 """JSON document of a model on several machines, and its view: `headrace predict --hosts`, with and without --json.
 
 The view reads the document alone, so both show the same figures; the predictions are in `hosts.py`.
+`headrace predict` calls both functions.
+
+Guards: tests/app/predict/test_hosts.py.
 """
 
 from collections.abc import Sequence
@@ -21,13 +24,14 @@ from headrace.runtime.metrics.units import format_bytes, format_link, percent, s
 def links_between(targets: Sequence[TargetMachine], name: str | None) -> list[NetworkLink]:
     """Return the named kind of link, or all that these machines can have. Raises UsageError."""
     known = links()
-    old = next((target.name for target in targets if target.apple and not has_thunderbolt5(target.name)), None)
+    older_mac = next((target.name for target in targets if target.apple and not has_thunderbolt5(target.name)), None)
     if name is None:
-        return [link for link in known.values() if not (link.thunderbolt5 and old)]
-    if (link := known.get(name)) is None:
+        return [link for link in known.values() if not (link.thunderbolt5 and older_mac)]
+    link = known.get(name)
+    if link is None:
         raise UsageError(f"--link: {name!r} is no kind of link", f"kinds: {', '.join(known)}")
-    if link.thunderbolt5 and old:
-        raise UsageError(f"--link {name}: the {old} has no Thunderbolt 5", "use --link 10gbe or wifi")
+    if link.thunderbolt5 and older_mac:
+        raise UsageError(f"--link {name}: the {older_mac} has no Thunderbolt 5", "use --link 10gbe or wifi")
     return [link]
 
 
@@ -41,9 +45,13 @@ def hosts_prediction(
 ) -> Document:
     """Predict one model on these machines together, over every kind of link, beside each of them alone.
 
+    over: kinds of link, one or more.
+    context: tokens in the cache.
+    prompt: tokens of the prompt whose speed is predicted.
     Raises UsageError for a model that no ranks can divide.
     """
-    if not (ways := allowed(shape, targets)):
+    ways = allowed(shape, targets)
+    if not ways:
         raise UsageError(f"{name} runs on one machine only", "docs/hosts.md lists models that several can share")
     first = over[0]
     each = list(dict.fromkeys(targets))
@@ -80,7 +88,7 @@ def hosts_prediction(
 
 
 def show_hosts(document: Document) -> None:
-    """Print a row per machine alone and per link and way of splitting."""
+    """Print a row per machine alone and per link and way of splitting. document: of `hosts_prediction`."""
     # A machine alone has no link, so no gain, no time on the link, and no speed together with others.
     without_link = {"link": "", "gain": None, "link_share": None, "together": None}
     rows = [prediction | without_link for prediction in document["alone"]]
@@ -149,4 +157,6 @@ def _split(prediction: Document) -> str:
 
 def _speed(prediction: Document) -> str:
     speed = speed_text(prediction["speed"])
-    return speed if prediction["expected"] else f"≤{speed}"
+    if prediction["expected"]:
+        return speed
+    return f"≤{speed}"  # a roofline

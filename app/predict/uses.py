@@ -6,7 +6,7 @@ from dataclasses import dataclass
 STAR = "★"
 """Mark of a recommended model."""
 USES: Mapping[str, str] = {"chat": "best chat", "code": "best for code", "fastest": "fastest"}
-"""Labels of the catalog's ranks."""
+"""Labels of the ranks that models of the catalog have; a test compares the names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,4 +30,6 @@ def legend(uses: Mapping[str, list[str]]) -> str:
     """Return the uses in one line: `★ best chat: qwen3.5-4b · fastest: lfm2.5-1.2b`; empty without any."""
     models = {use: name for name, its_uses in uses.items() for use in its_uses}
     parts = [f"{label}: {models[use]}" for use, label in USES.items() if use in models]
-    return f"{STAR} {' · '.join(parts)}" if parts else ""
+    if not parts:
+        return ""
+    return f"{STAR} {' · '.join(parts)}"

@@ -5,6 +5,9 @@ converted to those of a text-only checkpoint.
 
 Names here are mlx-lm's of Llama ("model.layers.0.self_attn.q_proj.weight"); `network.tensors` lists them. A family with
 other names has them in its row (`tensor_names`, `rename`).
+
+Guards: tests/models/network/test_text_parts.py, and tests/models/architectures/test_published_names.py for the names
+of published checkpoints.
 """
 
 from collections import Counter
@@ -86,7 +89,9 @@ def text_part(checkpoint: Checkpoint) -> TextCheckpoint:
             stored[headrace_name(ours, config)] = name
     tensors = {name: checkpoint.tensors[old] for name, old in stored.items()}
     converted = architecture_of(config).converted
-    whole_norms = any(converted in name for name in checkpoint.tensors) if converted else None
+    whole_norms = None
+    if converted:
+        whole_norms = any(converted in name for name in checkpoint.tensors)
     return TextCheckpoint(config, tensors, stored, dict(ignored), whole_norms)
 
 
@@ -94,6 +99,7 @@ def _drafts(name: str, config: dict[str, object]) -> bool:
     """Return whether a tensor is of a layer that drafts tokens, after those of the network."""
     number = name.removeprefix("model.layers.").partition(".")[0]
     layers = config.get("num_hidden_layers")
+    # A name may have any number of digits, and `int` refuses thousands.
     is_beyond = number.isdecimal() and len(number) < 9 and isinstance(layers, int) and int(number) >= layers
     return name.startswith(_DRAFTS) or is_beyond
 

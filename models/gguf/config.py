@@ -5,6 +5,8 @@ Key names follow gguf-py's constants and llama.cpp's converter. `architectures` 
 A setting that no function reads must not be ignored, as logits would be wrong. So `Metadata` notes every key that is
 read (`has` does not count), and `refuse_unread` raises an error for other keys with values that change logits. It runs
 after all functions that read keys.
+
+Guards: tests/models/gguf/test_config.py, for each key of `_NEUTRAL`, and test_layered.py.
 """
 
 from headrace.models.gguf.architecture import Config, Contents, Entries, GGUFArchitecture
@@ -131,7 +133,9 @@ def _attention(metadata: Metadata, row: GGUFArchitecture, file: Contents, sizes:
         raise CheckpointError(f"{heads} attention heads cannot share {kv_heads} key/value heads")
     usual = sizes["hidden_size"] // heads
     head_dim = metadata.integer("{arch}.attention.key_length", usual, minimum=1, maximum=HEADS)
-    rotated = rotated_part(metadata, head_dim) if row.rotates_part else head_dim
+    rotated = head_dim
+    if row.rotates_part:
+        rotated = rotated_part(metadata, head_dim)
     if rotated % 2:
         raise CheckpointError(f"a head size of {rotated} cannot be rotated")
     config: Entries = {
@@ -147,7 +151,9 @@ def _attention(metadata: Metadata, row: GGUFArchitecture, file: Contents, sizes:
     if file.long_factors is not None:
         return config | long_rope(metadata, sizes["max_position_embeddings"], rotated, file.long_factors)
     scaling = rope_scaling(metadata, rotated, config["rope_theta"], file.rope_factors)
-    return config if scaling is None else {**config, "rope_scaling": scaling}
+    if scaling is None:
+        return config
+    return {**config, "rope_scaling": scaling}
 
 
 def _heads(metadata: Metadata, row: GGUFArchitecture, key: str, default: int | None = None) -> int:
@@ -196,9 +202,15 @@ def refuse_unread(metadata: Metadata) -> None:
     }
     for key, values in neutral.items():
         stated = metadata.unread(f"{{arch}}.{key}")
-        each_layer = stated if isinstance(stated, list) else [stated]
-        if stated is not None and not all(value in values for value in each_layer):
-            shown = "a value for each layer" if isinstance(stated, list) else repr(stated)[:40]
+        if stated is None:
+            continue
+        if isinstance(stated, list):
+            each_layer = stated
+            shown = "a value for each layer"
+        else:
+            each_layer = [stated]
+            shown = repr(stated)[:40]
+        if not all(value in values for value in each_layer):
             raise UnsupportedModelError(
                 f"GGUF architecture {metadata.architecture!r} with {key} = {shown} is not supported"
             )

@@ -137,7 +137,7 @@ class Tokenizer:
     def _with_markup(self, message: Message) -> Message:
         """Return a message in which an assistant's markup, such as thinking, is the template's own text.
 
-        Its tool calls and keys are from outside.
+        Only its texts are marked: tool calls, and the names of its keys, come from outside.
         """
         if message.get("role") != "assistant":
             return message
@@ -173,11 +173,10 @@ class Tokenizer:
                 text = self.token_text(index)
             else:
                 text = stream.add(index)
-            before, was_control = parts[-1] if parts else ("", None)
-            if was_control == is_control:
-                parts[-1] = before + text, is_control
-            else:
-                parts.append((text, is_control))
+            if parts and parts[-1][1] == is_control:
+                before, _ = parts.pop()
+                text = before + text
+            parts.append((text, is_control))
         rest = stream.finish()
         if rest:
             parts.append((rest, False))
