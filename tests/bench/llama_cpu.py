@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 llama: Any = importlib.import_module("llama_cpp")
-_CONTEXT = 8192
-_CHUNK = 512
+_CONTEXT = 8192  # tokens, of all sequences together
+_CHUNK = 512  # tokens of a batch and of a micro-batch
 
 
 def cpu_seconds() -> float:
@@ -29,7 +29,8 @@ class Context:
         parameters.n_ctx = _CONTEXT
         parameters.n_batch = _CHUNK
         parameters.n_ubatch = _CHUNK
-        parameters.n_threads = parameters.n_threads_batch = threads
+        parameters.n_threads = threads
+        parameters.n_threads_batch = threads
         parameters.n_seq_max = sequences
         self._context = llama.llama_init_from_model(model, parameters)
         self._sequences = sequences
@@ -41,8 +42,11 @@ class Context:
         for sequence in range(self._sequences):
             for place, token in enumerate(tokens):
                 i = batch.n_tokens
-                batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, self._length + place, 1
-                batch.seq_id[i][0], batch.logits[i] = sequence, place == len(tokens) - 1
+                batch.token[i] = token
+                batch.pos[i] = self._length + place
+                batch.n_seq_id[i] = 1
+                batch.seq_id[i][0] = sequence
+                batch.logits[i] = place == len(tokens) - 1
                 batch.n_tokens += 1
         if llama.llama_decode(self._context, batch):
             raise RuntimeError("llama_decode failed")
@@ -59,12 +63,16 @@ def main() -> None:
     threads = int(sys.argv[2])
     model = llama.llama_model_load_from_file(path.encode(), llama.llama_model_default_params())
     for line in sys.stdin:
-        kind, sequences, count = line.split()[0], *map(int, line.split()[1:])
+        kind, *numbers = line.split()
+        sequences, count = map(int, numbers)
         context = Context(model, threads, sequences)
         if kind == "decode":
-            context.feed([5, 6, 7])
+            context.feed([5, 6, 7])  # a short prompt
+            feeds = [[10 + i] for i in range(count)]
+        else:
+            feeds = [[1 + i % 1000 for i in range(count)]]
         began = cpu_seconds()
-        for tokens in [[10 + i] for i in range(count)] if kind == "decode" else [[1 + i % 1000 for i in range(count)]]:
+        for tokens in feeds:
             context.feed(tokens)
         print((cpu_seconds() - began) / count / sequences, flush=True)
         context.close()

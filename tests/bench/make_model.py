@@ -5,6 +5,9 @@
 
 The speed of a step depends on a model's shape, not on its values. Both files have 4.5 bits per weight, so both programs
 read the same bytes. Weights are made and written one matrix at a time. The tokenizer has single bytes only.
+`make_family` does the same for families of other structure.
+
+Guards: tests/bench/test_make_model.py compares the logits of both files.
 """
 
 import argparse
@@ -26,7 +29,10 @@ from tests.bench.shapes import SHAPES, Shape
 
 _END = "<|end|>"
 _MERGE = ("Ġ", "Ġ")
-_GROUP, _BLOCK = 64, 32  # values that share a scale: MLX's group, Q4_0's block
+# Values that share a scale
+_GROUP = 64  # in MLX
+_BLOCK = 32  # in Q4_0
+_BLOCK_BYTES = 2 + _BLOCK // 2  # of Q4_0: a scale in half precision, and 4 bits a value
 _CONTEXT = 65536
 _ROPE_THETA = 500000.0
 _NORM_EPS = 1e-5
@@ -49,7 +55,9 @@ class Matrix:
     @property
     def shape(self) -> tuple[int, ...]:
         """(N,), or (X, N) of a stack."""
-        return (self.stack, self.rows) if self.stack else (self.rows,)
+        if self.stack:
+            return self.stack, self.rows
+        return (self.rows,)
 
 
 def matrices(shape: Shape) -> Iterator[Matrix]:
@@ -57,16 +65,25 @@ def matrices(shape: Shape) -> Iterator[Matrix]:
     width = shape.width
     inner = shape.hidden
     dim = shape.head_dim
+    # A dense model is a Llama; a mixture is a Qwen 3, whose query and key rows llama.cpp keeps in their order.
+    rotated_heads = shape.heads
+    rotated_kv_heads = shape.kv_heads
+    mlp_name = "mlp"
+    suffix = ""
+    if shape.experts:
+        rotated_heads = 0
+        rotated_kv_heads = 0
+        mlp_name = "mlp.switch_mlp"
+        suffix = "_exps"
     yield Matrix("model.embed_tokens", "token_embd", shape.vocab, width)
     for i in range(shape.layers):
         at = f"model.layers.{i}"
         block = f"blk.{i}"
-        turned = 0 if shape.experts else 1  # Qwen's rows keep their order
-        yield Matrix(f"{at}.self_attn.q_proj", f"{block}.attn_q", shape.heads * dim, width, turned * shape.heads)
-        yield Matrix(f"{at}.self_attn.k_proj", f"{block}.attn_k", shape.kv_heads * dim, width, turned * shape.kv_heads)
+        yield Matrix(f"{at}.self_attn.q_proj", f"{block}.attn_q", shape.heads * dim, width, rotated_heads)
+        yield Matrix(f"{at}.self_attn.k_proj", f"{block}.attn_k", shape.kv_heads * dim, width, rotated_kv_heads)
         yield Matrix(f"{at}.self_attn.v_proj", f"{block}.attn_v", shape.kv_heads * dim, width)
         yield Matrix(f"{at}.self_attn.o_proj", f"{block}.attn_output", width, shape.heads * dim)
-        mlp, suffix = (f"{at}.mlp.switch_mlp", "_exps") if shape.experts else (f"{at}.mlp", "")
+        mlp = f"{at}.{mlp_name}"
         yield Matrix(f"{mlp}.gate_proj", f"{block}.ffn_gate{suffix}", inner, width, stack=shape.experts)
         yield Matrix(f"{mlp}.up_proj", f"{block}.ffn_up{suffix}", inner, width, stack=shape.experts)
         yield Matrix(f"{mlp}.down_proj", f"{block}.ffn_down{suffix}", width, inner, stack=shape.experts)
@@ -87,9 +104,14 @@ def norms(shape: Shape) -> dict[str, str]:
 def vectors(shape: Shape, seed: int) -> Iterator[tuple[str, str, npt.NDArray[np.float32]]]:
     """Return (name in the checkpoint, name in the GGUF, values) of plain weights: norms, all ones, and routers."""
     for name, gguf_name in norms(shape).items():
-        yield name, gguf_name, np.ones(shape.head_dim if name[-6:] in ("q_norm", "k_norm") else shape.width, np.float32)
+        size = shape.width
+        if name.endswith(("q_norm", "k_norm")):  # of each head
+            size = shape.head_dim
+        yield name, gguf_name, np.ones(size, np.float32)
+    if not shape.experts:
+        return
     draw = np.random.default_rng(seed + 1)
-    for i in range(shape.layers if shape.experts else 0):
+    for i in range(shape.layers):
         values = draw.standard_normal((shape.experts, shape.width), np.float32) / math.sqrt(shape.width)
         yield f"model.layers.{i}.mlp.gate", f"blk.{i}.ffn_gate_inp", values.astype(np.float16).astype(np.float32)
 
@@ -101,7 +123,10 @@ def packed(matrix: Matrix, draw: np.random.Generator) -> npt.NDArray[np.uint8]:
 
 
 def scale_of(matrix: Matrix) -> np.float16:
-    """Return one scale for all groups of a matrix: (q - 8) * scale has a variance of about 1 / K."""
+    """Return one scale for all groups of a matrix: (q - 8) * scale has a variance of about 1 / K.
+
+    4.6 is the standard deviation of q, whose 16 values are equally likely.
+    """
     return np.float16(1 / (4.6 * math.sqrt(matrix.columns)))
 
 
@@ -110,11 +135,12 @@ def q4_0(matrix: Matrix, values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]
     if matrix.rotated:  # pairs (i, i + D / 2) of a head become neighbours
         halves = values.reshape(matrix.rotated, 2, -1, values.shape[1])
         values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
-    halves = values.reshape(len(values), -1, 2, _BLOCK // 4)
+    halves = values.reshape(len(values), -1, 2, _BLOCK // 4)  # (N, blocks, halves, bytes)
     low = halves[:, :, 0]
     high = halves[:, :, 1]
-    blocks = np.empty((*low.shape[:2], 2 + _BLOCK // 2), np.uint8)
+    blocks = np.empty((*low.shape[:2], _BLOCK_BYTES), np.uint8)
     blocks[..., :2] = np.frombuffer(scale_of(matrix).tobytes(), np.uint8)
+    # Byte i of a half has values 2 i and 2 i + 1. Bytes 2 i and 2 i + 1 of the block take one of them from each half.
     blocks[..., 2::2] = (low & 15) | (high << 4)
     blocks[..., 3::2] = (low >> 4) | (high & 0xF0)
     return blocks.reshape(*matrix.shape, -1)
@@ -144,7 +170,10 @@ def write_checkpoint(directory: Path, shape: Shape, seed: int = 0) -> None:
 
 def write_gguf(path: Path, shape: Shape, seed: int = 0) -> None:
     """Write the same weights for llama.cpp."""
-    writer = gguf.GGUFWriter(path, "qwen3moe" if shape.experts else "llama")
+    architecture = "llama"
+    if shape.experts:
+        architecture = "qwen3moe"
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(_CONTEXT)
     writer.add_block_count(shape.layers)
     writer.add_embedding_length(shape.width)
@@ -166,7 +195,7 @@ def write_gguf(path: Path, shape: Shape, seed: int = 0) -> None:
 
     kind = gguf.GGMLQuantizationType.Q4_0
     for m in matrices(shape):
-        stored = (*m.shape, m.columns // _BLOCK * 18)
+        stored = (*m.shape, m.columns // _BLOCK * _BLOCK_BYTES)
         writer.add_tensor_info(f"{m.gguf_name}.weight", stored, np.dtype(np.uint8), math.prod(stored), kind)
     for _, name, values in vectors(shape, seed):
         writer.add_tensor_info(f"{name}.weight", values.shape, values.dtype, values.nbytes)
@@ -182,7 +211,7 @@ def write_gguf(path: Path, shape: Shape, seed: int = 0) -> None:
 
 
 def _config(shape: Shape) -> dict[str, Any]:
-    mixture = {
+    mixture: dict[str, Any] = {
         "architectures": ["Qwen3MoeForCausalLM"],
         "model_type": "qwen3_moe",
         "num_experts": shape.experts,
@@ -192,6 +221,8 @@ def _config(shape: Shape) -> dict[str, Any]:
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }
+    if not shape.experts:
+        mixture = {}
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -208,7 +239,7 @@ def _config(shape: Shape) -> dict[str, Any]:
         "tie_word_embeddings": True,
         "eos_token_id": _words(shape.vocab).index(_END),
         "quantization": {"group_size": _GROUP, "bits": 4},
-        **(mixture if shape.experts else {}),
+        **mixture,  # with other classes' names
     }
 
 
@@ -227,14 +258,19 @@ def _tokenizer(vocab: int) -> Tokenizer:
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, vocab: int) -> None:
-    kinds = {_END: gguf.TokenType.CONTROL}
     words = _words(vocab)
+    kinds = []
+    for word in words:
+        if word == _END:
+            kinds.append(gguf.TokenType.CONTROL)
+        elif word.startswith("<unused"):
+            kinds.append(gguf.TokenType.UNUSED)
+        else:
+            kinds.append(gguf.TokenType.NORMAL)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(words)
-    writer.add_token_types(
-        [kinds.get(w, gguf.TokenType.UNUSED if w.startswith("<unused") else gguf.TokenType.NORMAL) for w in words]
-    )
+    writer.add_token_types(kinds)
     writer.add_token_merges([" ".join(_MERGE)])
     writer.add_eos_token_id(words.index(_END))
     writer.add_add_bos_token(False)

@@ -23,6 +23,7 @@ def rows(subject: str) -> list[tuple[list[str], list[str]]]:
     section = re.search(rf"^## The way of {subject}\n(.*?)^## ", PAGES["ARCHITECTURE.md"], re.MULTILINE | re.DOTALL)
     assert section is not None
     table = []
+    # A row: | `app/cli/run/command.py`, `answer.py` | `run`, `run_answer` | text |
     for where, functions in re.findall(r"^\| (`.*?) \| (`.*?) \|", section[1], re.MULTILINE):
         files: list[str] = []
         for name in re.findall(r"`([^`]+)`", where):
@@ -57,11 +58,12 @@ def test_a_prompt_takes_the_way_in_architecture(tmp_path: Path, monkeypatch: pyt
     model = write_chat_model(tmp_path / "tiny")
     notes = tmp_path / "notes.txt"
     notes.write_text("Rivers")
-    left = [function for _, functions in rows("a prompt") for function in functions]
+    remaining = [function for _, functions in rows("a prompt") for function in functions]
 
     def watch(frame: FrameType, event: str, _: object) -> None:
-        if left and event == "call" and f".{frame.f_code.co_qualname}".endswith(f".{left[0]}"):
-            del left[0]
+        """Remove the next function of the page once it is called. The page may leave out the class of a method."""
+        if remaining and event == "call" and f".{frame.f_code.co_qualname}".endswith(f".{remaining[0]}"):
+            del remaining[0]
 
     sys.setprofile(watch)
     try:
@@ -69,4 +71,4 @@ def test_a_prompt_takes_the_way_in_architecture(tmp_path: Path, monkeypatch: pyt
     finally:
         sys.setprofile(None)
     assert done.exit_code == 0
-    assert not left
+    assert not remaining

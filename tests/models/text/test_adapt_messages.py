@@ -56,8 +56,6 @@ TEMPLATES = {
     "system dropped": _drop("message.role == 'system'"),
     "later system refused": _refuse("message.role == 'system' and not loop.first"),
     "later system dropped": _TURNS.replace(
-        "for message in messages %}", "for message in messages if loop is defined or true %}"
-    ).replace(
         "{{- '\\n<' + message.role",
         "{%- if message.role == 'system' and not loop.first %}{% continue %}{% endif %}{{- '\\n<' + message.role",
     ),
@@ -108,11 +106,13 @@ TEMPLATES = {
 
 
 def _call(identifier: str | None, number: int, arguments: Any = None) -> dict[str, Any]:
-    given = {"at": f"argument{number}"} if arguments is None else arguments
-    return {"id": identifier, "type": "function", "function": {"name": "look", "arguments": given}}
+    """Return a call of `look`. number: in its arguments, unless others are given."""
+    if arguments is None:
+        arguments = {"at": f"argument{number}"}
+    return {"id": identifier, "type": "function", "function": {"name": "look", "arguments": arguments}}
 
 
-@cache
+@cache  # rules are found by rendering probes
 def _rules(template: str, tools: bool) -> tuple[ChatTemplate, TemplateRules]:
     chat_template = ChatTemplate({"default": template})
     return chat_template, TemplateRules(chat_template, offers_tools=tools)

@@ -34,6 +34,8 @@ def test_the_first_pass_of_a_kind_may_take_long() -> None:
 
 
 def test_later_passes_follow_earlier_ones() -> None:
+    # Decoding: eight times the slowest pass would be 0.8 s, and no limit is below LEAST_S. The pass after a prompt's is
+    # timed as one, since a pass is built ahead.
     passes = Passes()
     passes.run(512, 5.12)
     passes.run(1, 0.1)
@@ -44,11 +46,12 @@ def test_later_passes_follow_earlier_ones() -> None:
     for _ in range(3):
         passes.run(1, 0.1)
     assert passes.run(1, LEAST_S + 0.1) == LEAST_S
+    # Prompts: eight times the slowest, by tokens
     passes = Passes()
     passes.run(512, 5.12)
     passes.run(1, 0.1)
-    assert passes.run(1024, 70) is None  # 0.08 s a token
-    assert passes.run(1024, 83 * 8) is not None
+    assert passes.run(1024, 70) is None  # the limit is 0.08 s a token, 82 s
+    assert passes.run(1024, 83 * 8) is not None  # now 0.55 s a token, 560 s
 
 
 def test_a_pass_with_prompt_tokens_has_the_prompts_limit() -> None:

@@ -4,26 +4,38 @@ import pytest
 
 from headrace.runtime.speculation.controller import GPU_ROWS, MAX_DRAFT_PER_PASS, Controller
 
+_WAIT_S = 0.0004  # of a pass that could not be queued ahead
+
 
 def seconds(rows: int, row: float) -> float:
+    """Return the time of a pass of so many rows: 10 ms for the first, the part `row` of it for each other."""
     return 0.01 * (1 + row * (rows - 1))
 
 
 def gain(row: float, chance: float, *, sequences: int = 1, passes: int = 600) -> float:
-    """Return tokens per second relative to no speculation; each further row costs `row` of a step."""
+    """Return tokens per second relative to no speculation, on a simulated machine.
+
+    row: cost of each further row, in steps.
+    chance: that a draft token is accepted, if all before it were.
+    """
     controller = Controller()
-    tokens = spent = 0.0
-    ahead = True
+    chances = [[chance**place for place in range(1, 16)]] * sequences  # that a draft token is accepted at all
+    tokens = 0.0
+    spent_s = 0.0
+    ahead = True  # the pass was queued while the one before it ran
     for _ in range(passes):
-        chances = [[chance**place for place in range(1, 16)]] * sequences
-        asked = tokens and controller.pays(sequences, chance)
-        counts = controller.choose(chances) if asked else [0] * sequences
-        took = seconds(sequences + sum(counts), row) + (0.0004 if any(counts) or not ahead else 0.0)
-        controller.record(sequences, sum(counts), took, ahead=ahead)
+        counts = [0] * sequences
+        if tokens and controller.pays(sequences, chance):
+            counts = controller.choose(chances)
+        took_s = seconds(sequences + sum(counts), row)
+        if any(counts) or not ahead:
+            took_s += _WAIT_S
+        controller.record(sequences, sum(counts), took_s, ahead=ahead)
         ahead = not any(counts)
-        spent += took
-        tokens += sum(sum(own[:count]) + 1 for own, count in zip(chances, counts, strict=True))
-    return tokens / spent * seconds(sequences, row) / sequences
+        spent_s += took_s
+        for accepted, count in zip(chances, counts, strict=True):
+            tokens += sum(accepted[:count]) + 1  # expected, and the one that follows them
+    return tokens / spent_s * seconds(sequences, row) / sequences
 
 
 @pytest.mark.parametrize("row", [0.01, 0.25, 1.0])

@@ -137,10 +137,12 @@ def test_repetitions_know_when_they_began_and_how_fast_memory_was() -> None:
 
 def test_precision_is_the_relative_half_width_of_the_t_interval() -> None:
     assert precision([1.0]) == float("inf")
+    # Four values: t of three degrees of freedom, the standard deviation, the root of four.
     assert precision([0.0, 0.02, -0.02, 0.0]) == pytest.approx(3.1824 * 0.016329932 / 2, rel=1e-4)
 
 
 def entry(engine: str, speeds: list[float], own: list[float | None]) -> Result:
+    """Return the result of a test. speeds: measured in each round. own: the engine's own figures of them."""
     repetitions = [repetition_figures(speed, own=said) for speed, said in zip(speeds, own, strict=True)]
     return bench_result(engine=engine, test="tg8", generated_tokens=8, samples=speeds, repetitions=repetitions)
 
