@@ -55,7 +55,8 @@ def _added(directory: Path, config: Mapping[str, object]) -> dict[int, Mapping[s
     """Return tokens outside the vocabulary file by id, from tokenizer_config.json or an older added_tokens.json."""
     stated = config.get("added_tokens_decoder")
     if isinstance(stated, Mapping):
-        return {int(i): entry for i, entry in stated.items() if str(i).isdigit() and isinstance(entry, Mapping)}
+        numbered = {index: entry for index, entry in stated.items() if index.isdecimal() and len(index) < 10}
+        return {int(index): entry for index, entry in numbered.items() if isinstance(entry, Mapping)}
     file = directory / "added_tokens.json"
     if not has_side_file(file):
         return {}

@@ -25,6 +25,8 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 _LONGEST = 1024  # bytes of a token; the work per token is quadratic in it
 _LARGEST = 16 << 20  # bytes of a file: vocabularies in use have up to 4 MB
+_DIGITS = 10  # of a number in a text that are read: more are out of range in any case
+_MOST_CONTROLS = 1 << 14  # control tokens: a file may only state how many, and those in use have up to 1,000
 _TEKKEN_SPECIALS = (
     "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
     "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]",
@@ -61,12 +63,14 @@ def read_tekken(file: Path) -> Tokenizer:
     controls = config.get("default_num_special_tokens")
     if not isinstance(pattern, str) or type(size) is not int or type(controls) is not int or not 0 < controls < size:
         raise CheckpointError(f"{file.name}: config states no pattern or no sizes")
+    _check_controls(controls, file)
 
     # Control tokens by rank, then byte strings: their ranks begin after the control tokens'.
     listed = content.get("special_tokens")
     if not isinstance(listed, list) or not listed:
         listed = [{"rank": i, "token_str": t} for i, t in enumerate(_TEKKEN_SPECIALS)]
-    named = {entry.get("rank"): entry.get("token_str") for entry in listed if isinstance(entry, dict)}
+    entries_by_rank = [entry for entry in listed if isinstance(entry, dict) and type(entry.get("rank")) is int]
+    named = {entry["rank"]: entry.get("token_str") for entry in entries_by_rank}
     specials = {_text(named.get(rank, f"<SPECIAL_{rank}>"), file): rank for rank in range(controls)}
     ranks: dict[bytes, int] = {}
     for rank, entry in enumerate(entries[: size - controls]):
@@ -92,7 +96,7 @@ def read_tiktoken(file: Path, config: Mapping[str, object]) -> Tokenizer:
         token, _, rank = line.partition(b" ")
         if not rank.strip().isdigit():
             raise CheckpointError(f"{file.name} is no tiktoken vocabulary")
-        ranks[_decoded(token.decode("ascii", "replace"), file)] = int(rank)
+        ranks[_decoded(token.decode("ascii", "replace"), file)] = int(rank.strip()[:_DIGITS])
 
     # Control tokens, after the byte strings. Those of a Qwen are listed here.
     added = config.get("added_tokens_decoder")
@@ -102,12 +106,13 @@ def read_tiktoken(file: Path, config: Mapping[str, object]) -> Tokenizer:
         specials = {text: len(ranks) + i for i, text in enumerate(_QWEN_SPECIALS)}
     elif named:
         texts = {
-            int(str(index)[:10]): entry.get("content") if isinstance(entry, Mapping) else None
+            int(index[:_DIGITS]): entry.get("content") if isinstance(entry, Mapping) else None
             for index, entry in named.items()
-            if str(index).isdigit()
+            if index.isdecimal()
         }
-        _check_ids(texts, file)
-        for index in range(len(ranks), max([len(ranks) + 256, *(index + 1 for index in texts)])):
+        end = max([len(ranks) + 256, *(index + 1 for index in texts)])
+        _check_controls(end - len(ranks), file)
+        for index in range(len(ranks), end):
             specials[_text(texts.get(index, f"<|reserved_token_{index}|>"), file)] = index
     else:
         raise UnsupportedModelError(f"{file.name}: tokenizer_config.json names no control tokens")
@@ -157,6 +162,12 @@ def _build(ranks: Mapping[bytes, int], pattern: str, specials: Mapping[str, int]
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in specials])
     return tokenizer
+
+
+def _check_controls(count: int, file: Path) -> None:
+    """Raise CheckpointError for too many control tokens: those without a name of their own get one here."""
+    if count > _MOST_CONTROLS:
+        raise CheckpointError(f"{file.name}: more than {_MOST_CONTROLS} control tokens")
 
 
 def _check_ids(ids: Iterable[int], file: Path) -> None:

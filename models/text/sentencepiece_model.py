@@ -114,12 +114,14 @@ def _normalize(tokenizer: Tokenizer, spec: Any) -> None:
 
 def _add(tokenizer: Tokenizer, added: Mapping[int, Mapping[str, object]], file: Path) -> None:
     """Add tokens outside the vocabulary, each under the id that the checkpoint states."""
-    for index, entry in sorted(added.items()):
+    tokens: list[AddedToken] = []
+    for _, entry in sorted(added.items()):
         content = entry.get("content")
         if not isinstance(content, str) or not 0 < len(content) <= _LONGEST:
             raise CheckpointError(f"tokenizer_config.json: {content!r:.40} is no token")
         options = {name: bool(entry.get(name, False)) for name in ("single_word", "lstrip", "rstrip", "special")}
-        token = AddedToken(content, normalized=bool(entry.get("normalized", False)), **options)
-        (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
-        if tokenizer.token_to_id(content) != index:
-            raise CheckpointError(f"{content!r:.40} would not be token {index} of {file.name}")
+        tokens.append(AddedToken(content, normalized=bool(entry.get("normalized", False)), **options))
+    tokenizer.add_tokens(tokens)  # all at once: the library makes its search table anew for each call
+    for index, token in zip(sorted(added), tokens, strict=True):
+        if tokenizer.token_to_id(token.content) != index:
+            raise CheckpointError(f"{token.content!r:.40} would not be token {index} of {file.name}")

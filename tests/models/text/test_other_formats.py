@@ -7,12 +7,14 @@ import unicodedata
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import regex
 import sentencepiece
 
+from headrace.models.text import sentencepiece_model
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from tests.support.corpus import NASTY
@@ -242,6 +244,23 @@ def test_tokens_beyond_a_sentencepiece_vocabulary_have_their_own_ids(model: Path
         Tokenizer.load(tmp_path)
 
 
+def test_tokens_beyond_a_vocabulary_are_added_at_once() -> None:
+    """The library makes a table of all tokens for each call: hundred thousand calls would take hours."""
+    calls: list[list[Any]] = []
+    library = SimpleNamespace(add_tokens=calls.append, token_to_id=lambda text: int(text.strip("<>")))
+    added = {index: {"content": f"<{index}>", "special": index % 2 == 0} for index in range(600, 700)}
+    sentencepiece_model._add(cast(Any, library), added, Path("tokenizer.model"))
+    [tokens] = calls
+    assert [token.special for token in tokens] == [True, False] * 50
+
+
+def test_a_number_that_is_no_digit_names_no_token(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes((model / "tokenizer.model").read_bytes())
+    added = {"600": {"content": "<|end|>", "special": True}, "\u00b2": {"content": "no number"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+    assert Tokenizer.load(tmp_path).encode("<|end|>", special=True) == [600]
+
+
 def test_unreadable_tokenizers_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"no tokenizer\.json") as caught:
         Tokenizer.load(tmp_path)
@@ -257,7 +276,7 @@ def test_unreadable_tokenizers_are_one_line(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
-@pytest.mark.parametrize("rank", [10**9, 10**30])
+@pytest.mark.parametrize("rank", [10**9, 10**30, 10**4299])
 def test_a_rank_that_would_take_gigabytes_is_refused(tmp_path: Path, rank: int) -> None:
     config = {"tokenizer_class": "QWenTokenizer"}
     file = tiktoken(tmp_path, "qwen.tiktoken", config) / "qwen.tiktoken"
@@ -274,6 +293,8 @@ def test_a_rank_that_would_take_gigabytes_is_refused(tmp_path: Path, rank: int) 
         {"tokenizer_class": "TikTokenTokenizer", "added_tokens_decoder": {"999999999": {"content": "<s>"}}},
         {"tokenizer_class": "TikTokenTokenizer", "added_tokens_decoder": {"9" * 30: {"content": "<s>"}}},
         {"tokenizer_class": "TikTokenTokenizer", "added_tokens_decoder": {"600": 5}},
+        {"tokenizer_class": "TikTokenTokenizer", "added_tokens_decoder": {"16000000": {"content": "<s>"}}},
+        {"tokenizer_class": "TikTokenTokenizer", "added_tokens_decoder": {"\u00b2": 5, "600": 5}},
     ],
 )
 def test_a_tiktoken_config_of_another_shape_is_one_line(tmp_path: Path, config: dict[str, Any]) -> None:
@@ -297,6 +318,8 @@ def test_a_sentencepiece_token_that_is_no_text_is_refused(model: Path, tmp_path:
         {"vocab": [{"rank": 1, "token_bytes": "AA=="}]}, {"vocab": [{"rank": 0, "token_bytes": "?"}]},
         {"vocab": [{"rank": 0, "token_bytes": "AA=="}]}, {"special_tokens": [{"rank": 0, "token_str": ""}]},
         {"config": {"pattern": TEKKEN, "default_vocab_size": 3, "default_num_special_tokens": 30}},
+        {"config": {"pattern": TEKKEN, "default_vocab_size": 10**9, "default_num_special_tokens": 10**8}},
+        {"special_tokens": [{"rank": [], "token_str": "<s>"}, {"rank": 0}]},
     ],
 )  # fmt: skip
 def test_a_broken_tekken_is_one_line(tmp_path: Path, change: dict[str, Any]) -> None:
