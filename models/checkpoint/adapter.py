@@ -12,13 +12,15 @@ Adapters that do more are refused by name: a plausible answer without a part of 
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from sys import float_info
 
 from headrace.models.checkpoint.json_object import quote
 from headrace.models.checkpoint.shard_header import read_header, read_strict_object
 from headrace.models.checkpoint.tensor_info import FLOATS, TensorInfo
+from headrace.runtime.config.typed import as_mapping
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 CONFIG_FILE = "adapter_config.json"
@@ -28,6 +30,10 @@ WEIGHT_FILES = (_PEFT_FILE, _MLX_FILE)
 # "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 _PEFT_NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 _MLX_NAME = re.compile(r"(.+)\.lora_([ab])")  # "model.layers.0.self_attn.q_proj.lora_a"
+# Limits on the patterns of alphas, a second of work each. A pattern counts as _PER_PATTERN letters besides its own.
+_PER_PATTERN = 128
+_MOST_LETTERS = 1 << 20  # compiled
+_MOST_STEPS = 1 << 29  # letters times the places in the names of modules where a match may begin; 560 of both fit
 # PEFT's settings that change the product, with the values that leave it alone. `fan_in_fan_out` is not one: it says how
 # the base stores its weights (GPT-2's), which are read as (N, K) before the product is added.
 _PEFT_PLAIN: dict[str, tuple[object, ...]] = {
@@ -104,12 +110,21 @@ def open_adapter(path: Path) -> Adapter:
         factors.setdefault(match[1], {})[match[2].lower()] = name
     if not factors:
         raise CheckpointError(f"{file.name} has no tensors")
+    places = sum(module.count(".") + 1 for module in factors)
+    _check_patterns(as_mapping(config.get("alpha_pattern")), _MOST_STEPS // places)
     modules = {module: _low_rank(module, names, tensors, scale_of) for module, names in factors.items()}
     base = config.get("base_model_name_or_path") or config.get("model")
     if not isinstance(base, str):
         base = None
     nbytes = sum(info.nbytes for info in tensors.values())
     return Adapter(path, file, base, modules, nbytes)
+
+
+def _check_patterns(patterns: Iterable[str], max_letters: int) -> None:
+    """Raise UnsupportedModelError for so many patterns, or so long ones, that they take seconds."""
+    letters = sum(len(pattern) + _PER_PATTERN for pattern in patterns)
+    if letters > max_letters:
+        raise UnsupportedModelError("the adapter has an alpha_pattern of more names than headrace matches")
 
 
 _Scale = Callable[[str, int], float]
@@ -128,16 +143,25 @@ def _peft_scale(config: Mapping[str, object]) -> _Scale:
         # PEFT's patterns are regular expressions. Without repetitions, matching one cannot take forever.
         if not re.fullmatch(r"[\w.^$\\|]+", pattern):
             raise UnsupportedModelError(f"the adapter has the alpha_pattern {quote(pattern)}, which is no plain name")
+    _check_patterns(patterns, _MOST_LETTERS)
     default = _number(config, "lora_alpha")
-    alphas = {pattern: _number(patterns, pattern) for pattern in patterns}
+    alphas = [(_compiled(pattern), _number(patterns, pattern)) for pattern in patterns]
     by_root = config.get("use_rslora") is True
 
     def scale(module: str, rank: int) -> float:
-        matching = (alpha for pattern, alpha in alphas.items() if re.fullmatch(rf"(.*\.)?({pattern})", module))
+        matching = (alpha for pattern, alpha in alphas if pattern.fullmatch(module))
         divisor = math.sqrt(rank) if by_root else rank
         return next(matching, default) / divisor
 
     return scale
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """Return the regular expression of modules whose names end in a pattern."""
+    try:
+        return re.compile(rf"(.*\.)?({pattern})")
+    except re.error:
+        raise CheckpointError(f"{CONFIG_FILE}: alpha_pattern has {quote(pattern)}, which is no pattern") from None
 
 
 def _mlx_scale(config: Mapping[str, object]) -> _Scale:
@@ -155,7 +179,8 @@ def _mlx_scale(config: Mapping[str, object]) -> _Scale:
 def _number(values: Mapping[str, object], key: str) -> float:
     """Return a finite number of the adapter's config. Raises CheckpointError."""
     value = values.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    # No `isfinite`, which fails at an integer beyond any float.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= float_info.max:
         raise CheckpointError(f"{CONFIG_FILE}: {quote(key)} is no number")
     return float(value)
 

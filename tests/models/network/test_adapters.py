@@ -162,13 +162,29 @@ def test_kv_keys_differ_by_adapter(tmp_path: Path) -> None:
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"peft_type": "LOHA"}, "peft_type"),
         ({"lora_alpha": None}, "lora_alpha"),
+        ({"lora_alpha": 10**400}, "lora_alpha"),
         ({"alpha_pattern": {"(?:a|b)*": 3}}, "alpha_pattern"),
+        ({"alpha_pattern": {"\\q": 3}}, "alpha_pattern"),
+        ({"alpha_pattern": {"a" * (1 << 20): 3}}, "alpha_pattern"),
     ],
 )
 def test_an_adapter_that_does_more_is_refused_by_name(tmp_path: Path, settings: dict[str, Any], named: str) -> None:
     write_adapter(tmp_path / "adapter", _model(tmp_path), settings=settings)
     with pytest.raises(HeadraceError, match=named):
         open_adapter(tmp_path / "adapter")
+
+
+def test_patterns_that_take_hours_to_match_are_refused(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "adapter", _model(tmp_path), settings={"alpha_pattern": dict.fromkeys(_names(4000), 8)})
+    names = [f"base_model.model.{module}.lora_{factor}.weight" for module in _names(400) for factor in "AB"]
+    one = mx.zeros((1, 1), mx.float16)
+    mx.save_safetensors(str(tmp_path / "adapter" / "adapter_model.safetensors"), dict.fromkeys(names, one))
+    with pytest.raises(UnsupportedModelError, match="alpha_pattern"):
+        open_adapter(tmp_path / "adapter")
+
+
+def _names(count: int) -> list[str]:
+    return [f"layers.{number}.q_proj" for number in range(count)]
 
 
 @pytest.mark.parametrize("settings", [{"lora_alpha": 1e300}, {}])
