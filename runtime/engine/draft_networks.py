@@ -137,15 +137,60 @@ class DraftModel(_NetworkDraft):
         return True
 
 
+class _HiddenStates:
+    """The network's hidden states of consecutive positions, of which a head has no entries yet.
+
+    start: position of the first; the head's next entry is of this position.
+    end: position after the last.
+    """
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.end = start
+        self._parts: deque[mx.array] = deque()  # (1, T, E) each, in order
+
+    def append(self, hidden: mx.array) -> None:
+        """Add those of the positions from `end` on (1, T, E)."""
+        self._parts.append(hidden)
+        self.end += hidden.shape[1]
+
+    def take(self, count: int) -> mx.array:
+        """Remove the first `count` positions -> (1, count, E)."""
+        taken = list[mx.array]()
+        lacking = count
+        while lacking:
+            hidden = self._parts.popleft()
+            if hidden.shape[1] > lacking:
+                self._parts.appendleft(hidden[:, lacking:])
+                hidden = hidden[:, :lacking]
+            taken.append(hidden)
+            lacking -= hidden.shape[1]
+        self.start += count
+        return mx.concatenate(taken, axis=1)
+
+    def drop_oldest(self) -> bool:
+        """Drop the oldest until at most MAX_WAITING positions are left; return whether there were more."""
+        had_more = self.end - self.start > MAX_WAITING
+        while self.end - self.start > MAX_WAITING:
+            self.start += self._parts.popleft().shape[1]
+        return had_more
+
+
 class MtpDraft(_NetworkDraft):
     """Draft tokens from a multi-token prediction head.
 
     The head's entry of position t needs the hidden state of t and token t + 1, and predicts token t + 2. Entries of
     committed positions have the network's hidden states. The head continues from its own ones, one draft token after
-    the other, and those entries are rolled back.
+    the other, and the next `propose` rolls those entries back.
 
-    Hidden states wait until draft tokens are wanted, the newest MAX_WAITING of them. Positions whose hidden states
-    never came (a reused prefix) have no entry: the head attends to later ones only.
+    With n tokens, `propose` finds one of three states, which `start` and `end` of `_waiting` tell:
+
+        end != n - 1           the newest hidden states have not come: no draft tokens
+        start == end == n - 1  an earlier call used them up: no draft tokens
+        start < end == n - 1   a chunk of them becomes entries; draft tokens once none waits
+
+    `take` adds hidden states. Positions whose hidden states never came (a reused prefix), or that were dropped because
+    more than MAX_WAITING waited, have no entry: the head then starts again, and attends to later ones only.
 
     head: the multi-token prediction head.
     limit: cache entries of the sequence.
@@ -159,9 +204,7 @@ class MtpDraft(_NetworkDraft):
         super().__init__(acceptance, sampler)
         self._head = head
         self._limit = limit
-        self._waiting: deque[mx.array] = deque()  # hidden states (1, T, E) without an entry, in order
-        self._next = 0  # position of the next committed entry
-        self._end = 0  # position after the newest hidden state
+        self._waiting = _HiddenStates(0)
         self._open()
 
     def close(self) -> None:
@@ -170,29 +213,28 @@ class MtpDraft(_NetworkDraft):
 
     def take(self, start: int, hidden: mx.array) -> None:
         """See `TakesHidden`. Positions that were taken before are skipped."""
-        known = self._end - start
+        known = self._waiting.end - start
         if known < 0:
-            self._restart(start)
+            self._waiting = _HiddenStates(start)
+            self._drop_entries()
         elif known:
             hidden = hidden[:, known:]
         if not hidden.shape[1]:
             return
         self._waiting.append(hidden)
-        self._end += hidden.shape[1]
-        if self._end - self._next > MAX_WAITING:
-            while self._waiting and self._end - self._next > MAX_WAITING:
-                self._next += self._waiting.popleft().shape[1]
-            self._restart(self._next, self._waiting)
+        if self._waiting.drop_oldest():
+            self._drop_entries()
 
     def propose(self, count: int) -> Sequence[int]:
         """See `Proposer`. No draft tokens while the head is more than a chunk behind: each call appends one."""
         self._cache.rollback()  # entries of earlier draft tokens
-        last = len(self._tokens) - 2  # the position before the newest token: its entry predicts the next one
-        if self._end != last + 1 or self._next > last:
+        waiting = self._waiting
+        end = len(self._tokens) - 1  # the entry before the newest token predicts the next one
+        if waiting.end != end or waiting.start >= end:
             return ()
         began = time.perf_counter()
-        tokens, hidden = self._feed(min(_CATCH_UP, last + 1 - self._next))
-        if self._next <= last:
+        hidden = self._feed(min(_CATCH_UP, end - waiting.start))
+        if waiting.start < end:
             mx.eval(hidden)  # now, since nothing else reads it
             return ()
         sampler = self._sampler()
@@ -201,29 +243,19 @@ class MtpDraft(_NetworkDraft):
             chosen.append(sampler(self._head.logits(hidden)))
             if len(chosen) == count:
                 break
-            tokens = chosen[-1][None]
-            hidden = self._append(tokens, hidden[:, -1:])
+            hidden = self._append(chosen[-1][None], hidden[:, -1:])
         draft_tokens = read_ints(mx.concatenate(chosen))
         self._draft_tokens = draft_tokens
         self._costs.add((time.perf_counter() - began) / count)
         return draft_tokens
 
-    def _feed(self, count: int) -> tuple[mx.array, mx.array]:
-        """Append and commit the next `count` entries; return their tokens and hidden states."""
-        parts = list[mx.array]()  # (1, t, E), together `count` positions
-        lacking = count
-        while lacking:
-            hidden = self._waiting.popleft()
-            if hidden.shape[1] > lacking:
-                self._waiting.appendleft(hidden[:, lacking:])
-                hidden = hidden[:, :lacking]
-            parts.append(hidden)
-            lacking -= hidden.shape[1]
-        tokens = mx.array([self._tokens[self._next + 1 : self._next + 1 + count]], mx.uint32)
-        result = self._append(tokens, mx.concatenate(parts, axis=1))
+    def _feed(self, count: int) -> mx.array:
+        """Append and commit the next `count` entries -> (1, count, E)."""
+        after = self._waiting.start + 1  # each entry takes the token after its position
+        tokens = mx.array([self._tokens[after : after + count]], mx.uint32)
+        hidden = self._append(tokens, self._waiting.take(count))
         self._cache.commit(count)
-        self._next += count
-        return tokens, result
+        return hidden
 
     def _append(self, tokens: mx.array, hidden: mx.array) -> mx.array:
         """Append the entries of tokens (1, T) and the hidden states before them (1, T, E) -> (1, T, E)."""
@@ -233,13 +265,9 @@ class MtpDraft(_NetworkDraft):
         kv_pass.advance()
         return result
 
-    def _restart(self, start: int, waiting: Sequence[mx.array] = ()) -> None:
-        """Drop all entries; the next one is of position `start`."""
+    def _drop_entries(self) -> None:
         self._cache.close()
         self._open()
-        self._waiting = deque(waiting)
-        self._next = start
-        self._end = start + sum(hidden.shape[1] for hidden in waiting)
 
     def _open(self) -> None:
         self._kv = self._head.kv_backend(KVOptions(self._limit))

@@ -259,7 +259,7 @@ def test_hidden_states_that_wait_for_a_draft_are_bounded(tmp_path: Path) -> None
     tokens = [int(token) for token in np.random.default_rng(0).integers(0, VOCAB, 3 * MAX_WAITING)]
     for start in range(0, len(tokens) - 1, 512):
         mtp.take(start, mx.zeros((1, min(512, len(tokens) - 1 - start), WIDTH)))
-    assert sum(hidden.shape[1] for hidden in mtp._waiting) <= MAX_WAITING
+    assert mtp._waiting.end - mtp._waiting.start <= MAX_WAITING
     mtp.update(tokens)
     proposals = [mtp.propose(2) for _ in range(MAX_WAITING // 256 + 1)]
     assert any(len(draft) == 2 for draft in proposals)
