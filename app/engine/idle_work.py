@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
+from enum import Enum, auto
 from functools import partial
 
 from headrace.app.engine.events import Damaged, PeakMeasured
@@ -26,8 +27,6 @@ from headrace.runtime.machine.machine_load import CPUMeter
 from headrace.runtime.machine.peaks import Peak, cached_peak, correct_peak
 from headrace.runtime.metrics.telemetry import Summary, mbu
 
-_MEASURE_EVERY_S = 600.0  # between two measurements without an answer between them
-_AFTER_ANSWER_S = 60.0  # between two measurements with an answer between them
 _AFTER_S = 1.5  # without a command, before idle work
 _PREPARE_AFTER_S = 0.2  # the same, before `prepare`
 _LOOK_S = 0.01  # between two looks for a command
@@ -37,12 +36,29 @@ class _Interrupted(Exception):  # noqa: N818 - no error
     """A command arrived during a measurement."""
 
 
+class _MeasureState(Enum):
+    """The time at which the bandwidth is measured next.
+
+    The end of an answer leads to ANSWERED, a measurement to MEASURED, an error of one to FAILED, which is final.
+    """
+
+    NO_ANSWER = auto()  # not before an answer has ended
+    ANSWERED = auto()  # soon: an answer has ended since the latest measurement
+    MEASURED = auto()  # later: none has
+    FAILED = auto()  # never
+
+
+_MEASURE_EVERY_S = {_MeasureState.ANSWERED: 60.0, _MeasureState.MEASURED: 600.0}
+"""Seconds since the latest measurement."""
+
+
 class IdleWork:
     """Idle work of one engine, and the measurements it has.
 
     peak, compute_flops: of this machine; None until measured.
     memory_gb_s: the latest bandwidth read while no other program kept the CPUs busy; None until there is one.
-    typing: a message is being written.
+    typing: a message is being written: nothing is measured.
+    prepare: work to do once, first; None if there is none.
     """
 
     def __init__(self, resolved: ResolvedModel, disk_cache: KVDiskCache) -> None:
@@ -51,15 +67,12 @@ class IdleWork:
         self.memory_gb_s: float | None = None
         self._disk_cache = disk_cache
         self._check = BackgroundCheck(resolved)
-        self._measured_at = float("-inf")
-        self._measurable = True  # False after an error
         self._resting = False
-        self._answered = False  # ever
-        self._answered_since = False  # the latest measurement
-        self._reader: threading.Thread | None = None  # of the latest bandwidth measurement
+        self._measuring = _MeasureState.NO_ANSWER
+        self._measured_at = float("-inf")
+        self._reader: threading.Thread | None = None  # of the latest bandwidth measurement, which may still run
         self.typing = False
         self.prepare: Callable[[], None] | None = None
-        """Done once, first."""
 
     def start(self, send: Send) -> None:
         """Check the model's files in the background; sends Damaged if they differ from the installed ones."""
@@ -82,8 +95,8 @@ class IdleWork:
 
     def idle(self) -> None:
         """Go on with the file check, after the last answer has ended."""
-        self._answered = True
-        self._answered_since = True
+        if self._measuring is not _MeasureState.FAILED:
+            self._measuring = _MeasureState.ANSWERED
         self._check.resume()
 
     def paused(self) -> AbstractContextManager[None]:
@@ -118,7 +131,7 @@ class IdleWork:
             pass
         except Exception:
             traceback.print_exc()
-            self._measurable = False
+            self._measuring = _MeasureState.FAILED
 
     def write_disk_cache(self, stop: Callable[[], bool]) -> None:
         """Write queued K/V until `stop()`. Errors go to the log: K/V can be computed again."""
@@ -139,13 +152,13 @@ class IdleWork:
 
     @property
     def _measure_due(self) -> bool:
-        if not self._measurable or not self._answered or self.typing:
+        interval_s = _MEASURE_EVERY_S.get(self._measuring)
+        if interval_s is None or self.typing:
             return False
-        if self._reader is not None and self._reader.is_alive():  # interrupted
+        if self._reader is not None and self._reader.is_alive():  # of an interrupted one
             return False
         unknown = self.peak is None or self.compute_flops is None
-        due_s = _AFTER_ANSWER_S if self._answered_since else _MEASURE_EVERY_S
-        return unknown or time.monotonic() - self._measured_at > due_s
+        return unknown or time.monotonic() - self._measured_at > interval_s
 
     def _measure(self, stop: Callable[[], bool]) -> PeakMeasured:
         """Measure the bandwidth; the compute at the next call, once."""
@@ -157,7 +170,7 @@ class IdleWork:
                 if use is None or not use.contended:
                     self.memory_gb_s = read.gb_s
                 self._measured_at = time.monotonic()
-                self._answered_since = False
+                self._measuring = _MeasureState.MEASURED
                 self.peak = cached_peak() or read
             else:
                 self.compute_flops = measure_compute(_checked(stop))
