@@ -51,9 +51,16 @@ class RankLostError(EngineError):
 
 
 class PeerConnection:
-    """A connection to the peer `name`. on_lost(reason): called at most once, by any thread.
+    """A connection to the peer `name`, from the proof of its key on.
 
-    A connection that ends after `close` is not lost. A loss that was noticed before may still be reported after it.
+    on_lost(reason): called at most once, by any thread; `_losing` lets one of them alone end the use.
+
+        open    records are sent and taken          `close`, or any failure of the socket, ends this
+        lost    `take` returns what came, then None; `on_lost` was called, and `close` still closes the socket
+        closed  the same, by `close` first: nothing is reported
+
+    `_closed` is set in the last two. After `expect_end` a failure is no loss, either. A loss that was noticed before
+    `close` may still be reported after it.
     """
 
     def __init__(self, connection: socket.socket, name: str, on_lost: Callable[[str], None]) -> None:

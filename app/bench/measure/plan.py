@@ -29,6 +29,15 @@ _MAX_COUNT = 1 << 24  # tokens: far beyond any model's context, so a slip of the
 class Test:
     """One test: `prompt` tokens fed, then `generate` tokens decoded, with `depth` tokens in the cache.
 
+    The other fields tell its kind:
+
+        kind      prompt   generate  batch  workload
+        prefill   n        0         1      ""
+        decode    0        n         any    ""
+        both      n        n         1      ""
+        arrival   n        n         > 1    ""
+        workload  at most  at most   any    name
+
     prompt: tokens; of a workload an upper bound, as `generate` is.
     generate: tokens of each sequence.
     depth: tokens of each sequence.

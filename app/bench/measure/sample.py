@@ -63,6 +63,18 @@ class Pair:
 class Sample:
     """Clock readings of one repetition.
 
+    The kind of its test tells which fields have a value:
+
+        kind      prefill_s  first_step_s     latencies_s                  besides
+        prefill   prompt     first token      none
+        both      prompt     first token      steps after it
+        decode    0          None             steps of the batch
+        arrival   TTFT       0                the others', concatenated    arrival
+        workload  0          None             steps with speculation       prompt_tokens, pair
+
+    Of a peer's prefill, `first_step_s` may be None, and `pair` of its workload is. Counted bytes and FLOPs, memory and
+    energy are each None where they are unknown. tests/app/bench/measure/test_own.py and test_speculation.py guard this.
+
     prefill_s: of the prompt without its last token.
     first_step_s: from the end of prefill to the first token; 0 if `prefill_s` has it, None without a first token.
     latencies_s: inter-token latencies, in a batch those of one sequence.
