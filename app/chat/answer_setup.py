@@ -84,7 +84,6 @@ def answer_request(
     session: Session,
     branch: Sequence[Message],
     *,
-    sampling: Mapping[str, object] | None = None,
     continuing: bool = False,
     drop_oldest: bool = False,
 ) -> Generate:
@@ -92,13 +91,12 @@ def answer_request(
 
     id: of the generation.
     branch: first to last; its last message is the answer so far if `continuing`, else the question.
-    sampling: replaces the session's.
     drop_oldest: see `Generate`.
     """
     return Generate(
         id,
         prompt_messages(session, branch[:-1] if continuing else branch),
-        stored_options(session.sampling if sampling is None else sampling),
+        stored_options(session.sampling),
         begun=branch[-1].by_kind if continuing else NO_TEXT,
         drop_oldest=drop_oldest,
     )

@@ -32,12 +32,12 @@ class Candidates(ParallelAnswers):
         super().__init__(conversation, max_running=count)
         session = conversation.session
         self.answers = tuple(
-            ParallelAnswer(str(number), AnswerSetup(session.model, session.system, sampling), self._store, session)
+            ParallelAnswer(str(number), AnswerSetup(session.model, session.system, sampling), conversation)
             for number, sampling in enumerate(samplings, 1)
         )
         self._share_main()
         for answer in self.answers:
-            answer.show(question)
+            answer.branch.reload(question)
         self.question: Message = self.answers[0].messages[-1]
         self.first = len(self.answers[0].messages)
         self._ask(self.answers)

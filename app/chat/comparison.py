@@ -50,11 +50,9 @@ class Comparison(ParallelAnswers):
         """
         super().__init__(conversation, max_running=1)
         self._second = second
-        session = conversation.session
-        own_setup = AnswerSetup.of(session)
         self.answers = (
-            ParallelAnswer("A", own_setup, self._store, session),
-            ParallelAnswer("B", other, self._store, session),
+            ParallelAnswer("A", AnswerSetup.of(conversation.session), conversation),
+            ParallelAnswer("B", other, conversation),
         )
         self._share_main()  # unless the models fit side by side
         self._engines_chosen = self.one_model
@@ -90,7 +88,7 @@ class Comparison(ParallelAnswers):
             if answer.leaf not in asked:
                 message = self._store.add(session, answer.leaf, "user", content, attachments=attachments)
                 asked[answer.leaf] = message.id
-            answer.show(asked[answer.leaf])
+            answer.branch.reload(asked[answer.leaf])
         self._ask(self.answers)
 
     def again(self) -> None:
@@ -101,7 +99,7 @@ class Comparison(ParallelAnswers):
                 raise UsageError("nothing was asked yet")
         for answer in self.answers:
             question = next((m for m in reversed(answer.messages) if m.role == "user"), None)
-            answer.show(question.id if question is not None else None)
+            answer.branch.reload(question.id if question is not None else None)
         self._ask([answer for answer in self.answers if answer.messages])
 
     def take(self, answer: ParallelAnswer | None) -> None:
@@ -134,8 +132,8 @@ class Comparison(ParallelAnswers):
         """
         a, b = self.answers
         messages = self._conversation.messages
-        a.show(self._before)
-        b.show(self._before)
+        a.branch.reload(self._before)
+        b.branch.reload(self._before)
         if not messages:
             return 0
         a.card = self._conversation.engine.card
@@ -144,11 +142,11 @@ class Comparison(ParallelAnswers):
         elif messages[-1].parent_id is None:  # an answer without a question: nothing can be compared yet
             return len(messages)
         else:
-            b.show(messages[-1].parent_id)
+            b.branch.reload(messages[-1].parent_id)
             if self._made_by(a, messages[-1]):
                 self._ask([b])
             else:
-                a.show(messages[-1].parent_id)
+                a.branch.reload(messages[-1].parent_id)
                 self._ask(self.answers)
         return next(n for n in range(len(messages) - 1, -1, -1) if messages[n].role == "user")
 

@@ -15,11 +15,11 @@ from typing import Literal, cast
 
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.chat.answer_setup import WARMER, question_of, resampled, settings_used, stored_options
-from headrace.app.chat.answer_writer import AnswerWriter, ChatPhase
+from headrace.app.chat.answer_writer import AnswerPhase, AnswerWriter
 from headrace.app.chat.attachments import parse_message
 from headrace.app.chat.context_trimming import ContextChoice, ContextQuestion, ContextTrimming, context_full_notice
 from headrace.app.chat.prompt import summary_messages, summary_tokens
-from headrace.app.chat.session_branch import SessionBranch, tokens_held
+from headrace.app.chat.session_branch import SessionBranch
 from headrace.app.chat.turn import Turn
 from headrace.app.chat.unsent_message import UnsentMessage
 from headrace.app.config.load_options import ModelSpec
@@ -110,7 +110,7 @@ class Conversation:
         return self.branch.messages
 
     @property
-    def phase(self) -> ChatPhase:
+    def phase(self) -> AnswerPhase:
         return self.writer.phase
 
     @property
@@ -184,7 +184,7 @@ class Conversation:
 
     def prefetch(self, text: str, *, count_only: bool = False) -> None:
         """Have the engine count, and prefill, the prompt that sending `text` would make."""
-        if self.writer.turn is not None or self.trimming.question is not None:
+        if self.writer.active is not None or self.trimming.question is not None:
             return
         request = self.unsent.prefetch(text, self.session, self.messages, count_only=count_only)
         if request is not None:
@@ -304,7 +304,7 @@ class Conversation:
 
     def settle(self) -> None:
         """Store the last answer, if that failed when it ended. Raises SessionError as long as it fails."""
-        if self.writer.unstored is not None:
+        if self.writer.is_unstored:
             self.writer.settle()
             self.notice = None
 
@@ -319,7 +319,7 @@ class Conversation:
 
         Raises SessionError if the answer cannot be stored: call it again then.
         """
-        if self.writer.turn is not None:
+        if self.writer.active is not None:
             self.engine.cancel()
             self.writer.end("cancelled")
         self.settle()
@@ -329,7 +329,7 @@ class Conversation:
     # --- steps of actions ------------------------------------------------------------------------------------
 
     def _require_idle(self) -> None:
-        self.writer.require_no_turn()
+        self.writer.require_inactive()
         self.settle()
 
     def _prepare_to_ask(self) -> None:
@@ -389,19 +389,18 @@ class Conversation:
         """Handle the events since the last call, and return them in order for metrics and panels."""
         events = self.engine.poll()
         for event in events:
-            turn = self.writer.turn
+            turn = self.writer.active
             with self._failure_noticed():
                 if isinstance(event, AnswerEvent) and turn is not None and event.id == turn.id:
-                    self.writer.handle(turn, event)
+                    self.writer.handle(event)
+                    self.writer.settle()  # if it has ended
                     if not isinstance(event, Delta):
                         self._handle_answer(turn, event)
                 else:
                     self._handle(event)
-        unstored = self.writer.unstored
         with self._failure_noticed():
-            if self.writer.turn is not None:
-                self.writer.save()
-            elif unstored is not None and unstored.retry_due:
+            self.writer.save()
+            if self.writer.retry_due:
                 self.settle()
         return events
 
@@ -417,9 +416,11 @@ class Conversation:
         match event:
             case Died():
                 self.notice = event.message
-                self.writer.end("died")
+                if self.writer.active is not None:
+                    self.writer.end("died")
+                    self.writer.settle()
             case PromptCounted():
-                if self.unsent.counted_by(event) and self.writer.turn is None:
+                if self.unsent.counted_by(event) and self.writer.active is None:
                     self.branch.context_tokens = event.tokens
             case Failed(id=None):
                 self.notice = one_line(event.message, event.hint)
@@ -452,9 +453,8 @@ class Conversation:
         if turn.summarising:
             self._summarised(turn, cancelled=end.reason == "cancelled")
             return
-        tokens = tokens_held(end.summary.prompt_tokens, end.summary.completion_tokens, end.reason)
-        self.branch.context_tokens = tokens
         if end.ended_by == "context_limit" and turn.answer is not None:
+            tokens = self.branch.context_tokens
             self._ask_to_trim(tokens, turn.answer, during_answer=True, last_turn_fits=done.last_turn_fits)
 
     def _context_full(self, turn: Turn, full: ContextFull) -> None:

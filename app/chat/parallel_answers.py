@@ -14,44 +14,46 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Literal
 
-from headrace.app.chat.answer_setup import AnswerSetup, answer_request, settings_used
+from headrace.app.chat.answer_setup import AnswerSetup, settings_used
+from headrace.app.chat.answer_writer import AnswerPhase, AnswerWriter
 from headrace.app.chat.context_trimming import context_full_notice
 from headrace.app.chat.conversation import Conversation
-from headrace.app.chat.session_branch import cached_tokens
-from headrace.app.chat.turn import Turn, TurnPhase
+from headrace.app.chat.session_branch import SessionBranch
 from headrace.app.engine.client import ChatEngine
-from headrace.app.engine.commands import Generate
 from headrace.app.engine.events import AnswerEvent, ContextFull, Damaged, Died, Event, Failed, Ready, one_line
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.sessions.records import Message, Session
-from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import DeletedError, HeadraceError, SessionError
 
-AnswerPhase = Literal["idle", "queued", "loading"] | TurnPhase
 
-
-class ParallelAnswer:
+class ParallelAnswer(AnswerWriter):
     """One of several answers, on a branch of its own.
 
-    messages: its branch, first to last, the growing answer included.
-    phase: `queued` while another one is written.
+    pending: it is `queued` while another one is written, or its model is `loading`; None: neither.
     card: its model's, once loaded.
     notice: the reason for a missing answer, or a problem with it.
-    context_tokens: of the prompt, then KV cache entries.
-    turn: its generation, until that is stored.
     """
 
-    def __init__(self, name: str, setup: AnswerSetup, store: SessionStore, session: Session) -> None:
+    def __init__(self, name: str, setup: AnswerSetup, conversation: Conversation) -> None:
+        super().__init__(conversation.engine, SessionBranch(conversation.store, conversation.session))
         self.name = name
         self.setup = setup
-        self.messages: list[Message] = []
-        self.phase: AnswerPhase = "idle"
+        self.pending: Literal["queued", "loading"] | None = None
         self.card: ModelCard | None = None
         self.notice: str | None = None
-        self.context_tokens = 0
-        self.turn: Turn | None = None
-        self._store = store
-        self._session = session
+
+    @property
+    def phase(self) -> AnswerPhase:
+        return self.pending or super().phase
+
+    @property
+    def session(self) -> Session:
+        return self.setup.applied(self.branch.session)
+
+    @property
+    def messages(self) -> list[Message]:
+        """Its branch, first to last, the growing answer included."""
+        return self.branch.messages
 
     @property
     def leaf(self) -> int | None:
@@ -64,68 +66,16 @@ class ParallelAnswer:
         return settings_used(self.setup.sampling, self.card)
 
     @property
-    def repeats(self) -> bool:
-        """True if it is being written and has repeated itself for a long time."""
-        return self.turn is not None and self.turn.repeats
-
-    @property
-    def unstored(self) -> bool:
-        """True if it ended and could not be stored."""
-        return self.turn is not None and self.turn.reason is not None
-
-    @property
     def answer(self) -> Message | None:
         """The last message if it is an answer, complete or not."""
         last = self.messages[-1] if self.messages else None
         return last if last is not None and last.role == "assistant" else None
 
-    def show(self, leaf: int | None) -> None:
-        """Read the branch that ends with `leaf`."""
-        self.messages = self._store.branch(self._session.id, leaf) if leaf is not None else []
-        self.context_tokens = cached_tokens(self.messages)
-
-    def begin(self, card: ModelCard) -> Generate:
-        """Return the request for an answer to its last message; `card` is of its model, which is loaded."""
-        self.card = card
-        self.phase = "waiting"
-        self.notice = None
-        self.turn = Turn(
-            self._store, self.messages[-1], model=card.name, system=self.setup.system, sampling=self.effective
-        )
-        return answer_request(self.turn.id, self.setup.applied(self._session), self.messages)
-
-    def handle(self, event: Event) -> None:
-        """Add to the answer. Raises SessionError if its message cannot be created."""
-        turn = self.turn
-        assert turn is not None
-        try:
-            turn.handle(event)
-        finally:
-            self.phase = turn.phase if turn.reason is None else "idle"
-            self.context_tokens = turn.context_tokens
-        self.messages = turn.grown(self.messages)
-
     def end(self, reason: str) -> None:
-        """Set the end of the answer, which `settle` stores."""
-        self.phase = "idle"
-        if self.turn is not None:
-            self.turn.end(reason)
-
-    def settle(self) -> None:
-        """Store an answer that ended. Raises SessionError: call it again then. One that is deleted gets a notice."""
-        if (turn := self.turn) is None or turn.reason is None:
-            return
-        try:
-            turn.settle()
-            last = turn.answer or turn.leaf
-        except DeletedError as error:
-            self.notice = str(error)
-            last = turn.leaf
-        self.turn = None
-        self.show(last.id)
+        self.pending = None
+        super().end(reason)
 
 
-ParallelPhase = Literal["idle", "waiting", "prefill", "answering"]
 ParallelEvent = tuple[ParallelAnswer | None, Event]
 """An engine event and the answer that it is about; None: it is about several, or none."""
 
@@ -148,7 +98,7 @@ class ParallelAnswers(ABC):
 
     def __init__(self, conversation: Conversation, max_running: int) -> None:
         """Raises EngineError while an answer is being written, SessionError if one cannot be stored."""
-        conversation.writer.require_no_turn()
+        conversation.writer.require_inactive()
         conversation.settle()
         self.answers: Sequence[ParallelAnswer] = ()
         self.notice: str | None = None
@@ -167,7 +117,7 @@ class ParallelAnswers(ABC):
         self._before = conversation.messages[-1].id if conversation.messages else None
 
     @property
-    def phase(self) -> ParallelPhase:
+    def phase(self) -> AnswerPhase:
         """The phase of the most advanced answer."""
         phases = {answer.phase for answer in self._running}
         if "answering" in phases:
@@ -277,7 +227,7 @@ class ParallelAnswers(ABC):
     def _ask(self, answers: Sequence[ParallelAnswer]) -> None:
         self.notice = None
         for answer in answers:
-            answer.phase = "queued"
+            answer.pending = "queued"
             answer.notice = None
         self._queue = list(answers)
         self._next()
@@ -292,7 +242,7 @@ class ParallelAnswers(ABC):
             if engine.model == wanted and engine.engine.state == "ready":
                 self._submit(answer)
                 continue
-            answer.phase = "loading"
+            answer.pending = "loading"
             if engine.model != wanted or engine.engine.state != "loading":
                 engine.model = wanted
                 engine.engine.start(replace(self._conversation.spec, name=answer.setup.model))
@@ -303,12 +253,15 @@ class ParallelAnswers(ABC):
 
     def _submit(self, answer: ParallelAnswer) -> None:
         engine = self._engines[answer].engine
-        assert engine.card is not None
         for other in self._engines.values():
             if other.engine is not engine:
                 other.engine.rest()  # its idle work would slow this answer down
+        answer.pending = None
+        answer.notice = None
+        answer.engine = engine
+        answer.card = engine.card
         try:
-            engine.submit(answer.begin(engine.card))
+            answer.ask(answer.messages[-1].id)
         except HeadraceError as error:
             self._end_all([answer], "failed", str(error))
 
@@ -324,8 +277,15 @@ class ParallelAnswers(ABC):
 
     def _store_ended(self, answer: ParallelAnswer) -> None:
         turn = answer.turn
-        answer.settle()
-        if turn is not None and turn.metrics is not None and not any(each.unstored for each in self.answers):
+        if turn is None:
+            return
+        try:
+            answer.settle()
+        except DeletedError as error:
+            answer.notice = str(error)
+            with suppress(DeletedError):
+                answer.branch.reload(turn.leaf.id)
+        if turn.metrics is not None and not any(each.is_unstored for each in self.answers):
             self.notice = None
 
     def _settle(self) -> None:
@@ -336,12 +296,9 @@ class ParallelAnswers(ABC):
     def _save(self) -> None:
         """Store the text that arrived, and retry answers that could not be stored; failures become the notice."""
         for answer in self.answers:
-            if (turn := answer.turn) is None:
-                continue
             with self._failure_noticed():
-                if turn.reason is None:
-                    turn.save()
-                elif turn.retry_due:
+                answer.save()
+                if answer.retry_due:
                     self._store_ended(answer)
 
     @contextmanager

@@ -205,7 +205,7 @@ class AnswerPane(Vertical):
             compared = (other.side.name, other.figures)
         limit = side.card.context_limit if side.card is not None else None
         self.query_one(FigureLines).set_figures(
-            self._state_text(), self.figures, compared, (side.context_tokens, limit)
+            self._state_text(), self.figures, compared, (side.branch.context_tokens, limit)
         )
         if (title := self._title(side)) != self._shown_title:
             self._shown_title = title

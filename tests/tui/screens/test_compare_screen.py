@@ -2,6 +2,8 @@
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -111,6 +113,11 @@ def test_both_sides_answer_every_question(play) -> None:
     play(scenario)
 
 
+def turn_in(phase: str) -> Any:
+    """Return a stand-in of a generation in this phase."""
+    return SimpleNamespace(phase=phase, reason=None, summarising=False, repeats=False, save=lambda: None)
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("phase", ["queued", "loading", "waiting"])
 def test_a_side_that_waits_shows_no_figures_of_an_earlier_answer(play, phase: str) -> None:
@@ -120,11 +127,15 @@ def test_a_side_that_waits_shows_no_figures_of_an_earlier_answer(play, phase: st
         pane = screen.panes[1]
         assert pane.metrics.answer.records
         assert pane.metrics.answer.prefill_total
-        pane.side.phase = phase  # type: ignore[assignment]
+        if phase == "waiting":
+            pane.side.turn = turn_in("waiting")
+        else:
+            pane.side.pending = phase  # type: ignore[assignment]
+        assert pane.side.phase == phase
         pane.sync()
         assert not pane.metrics.answer.records
         assert not pane.metrics.answer.prefill_total
-        pane.side.phase = "idle"
+        pane.side.turn = pane.side.pending = None
 
     play(scenario, scripted(A, B), size=(120, 30))
 
@@ -135,14 +146,12 @@ def test_an_answer_beside_other_programs_shows_no_mbu(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("What turns?")
         pane = (await compared(it, "/compare temperature=1.2")).panes[1]
-        pane.side.turn = pane.side.turn or object()  # type: ignore[assignment]  # it answers
-        pane.side.phase = "answering"
+        pane.side.turn = turn_in("answering")
         assert not pane.figures.busy
         for _ in range(2):
             it.state.metrics.set_load(MachineLoad(2, 2.0, 0.3, 1 << 30, 2 << 30, 0, busiest="pip"))
         assert pane.figures.busy
         pane.side.turn = None
-        pane.side.phase = "idle"
 
     play(scenario, scripted(A, B), size=(120, 30))
 
