@@ -26,6 +26,7 @@ from headrace.app.chat.commands import (
 )
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.session_branch import new_session
+from headrace.app.chat.turn import Turn
 from headrace.app.engine.events import Delta, LoadProgress, Ready, Repeats, SlowFirstPass, one_line
 from headrace.app.line_chat.terminal import PROMPT, LineTerminal
 from headrace.app.output.plain_output import PlainOutput
@@ -44,6 +45,67 @@ _WAYS_OUT = {
 }
 
 
+class AnswerText:
+    """Prints the text of answers, one after the other, and the figures of each at its end.
+
+    shows_thinking: print the text of thinking, not its head alone.
+    """
+
+    def __init__(
+        self, output: PlainOutput | MarkdownOutput, say: Callable[[str], None], *, shows_thinking: bool
+    ) -> None:
+        self.shows_thinking = shows_thinking
+        self._output = output
+        self._say = say
+        self._thinks = False  # the latest text is thinking
+        self._answer_id: int | None = None  # of the latest text; None after its end
+
+    def begin(self, turn: Turn | None) -> None:
+        """Await the text of a generation, which may go on with the thinking of an earlier part."""
+        self._thinks = turn is not None and turn.continuing and turn.leaf.by_kind.is_open
+
+    def interrupt(self) -> None:
+        """End the line, so that other output may follow."""
+        self._output.end()
+
+    def add(self, answer: Message | None, thinking: str | None, content: str) -> None:
+        """Print a part of an answer.
+
+        answer: None if it could not be stored.
+        thinking: None for none.
+        """
+        if thinking is not None or content:
+            self._answer_id = None if answer is None else answer.id
+        if thinking is not None:
+            if not self._thinks:
+                self._output.write("(thinking)\n")
+            self._thinks = True
+            if self.shows_thinking:
+                self._output.write(thinking)
+        if content:
+            if self._thinks:
+                self._output.end()
+                self._output.write("(answer)\n")
+            self._thinks = False
+            self._output.write(content)
+
+    def end(self, message: Message | None) -> None:
+        """End the text, with its figures if it has any. message: another one if the answer was deleted."""
+        self._output.end()
+        answer_id = self._answer_id
+        self._thinks = False
+        self._answer_id = None
+        if message is None or message.id != answer_id:
+            return
+        facts = [] if message.metrics is None else summary_phrases(message.metrics)
+        ending = ENDINGS.get(message.finish_reason or "")
+        if ending is not None:
+            _mark, words = ending
+            facts.append(words)
+        if facts:
+            self._say(f"({', '.join(facts)})")
+
+
 class LineChat:
     """One conversation at a time. A method with an `argument` is a command; it raises HeadraceError if refused."""
 
@@ -59,14 +121,11 @@ class LineChat:
         self.conversation = conversation  # /new replaces it, with the same engine and store
         self._terminal = terminal
         self._say = terminal.say
-        self._output = output(terminal.write)
+        self._text = AnswerText(output(terminal.write), terminal.say, shows_thinking=show_thinking)
         self._progress = stage_progress()  # of a load
         self._first_pass = FirstPassLog(lambda text: terminal.say(f"({text})"))
-        self._show_thinking = show_thinking
         self._attached = ""  # `/file` lines for the next message
         self._ended = False  # /quit was typed
-        self._thinks = False  # the latest text of the answer is thinking
-        self._printed: int | None = None  # the id of the answer whose text came last
         self._notice: str | None = None  # the latest that was printed
 
     def run(self) -> None:
@@ -130,14 +189,13 @@ class LineChat:
         """Take in what came while a line was typed: the engine may have died. Nothing of it shares the next line."""
         self._poll()
         self._progress.clear()
-        self._output.end()
+        self._text.interrupt()
         self._show_notice()
 
     def _follow(self) -> None:
         """Print text until the model is loaded and no answer is written, and the figures and the notice then."""
         conversation = self.conversation
-        turn = conversation.writer.turn
-        self._thinks = turn is not None and turn.continuing and turn.leaf.by_kind.is_open
+        self._text.begin(conversation.writer.active)
         self._terminal.interrupted()  # forgets an interrupt from before
         while True:
             interrupted = self._terminal.interrupted()
@@ -149,12 +207,12 @@ class LineChat:
                 break
             time.sleep(_POLL_S)
         self._progress.clear()
-        self._end_answer(conversation.messages[-1] if conversation.messages else None)
+        self._text.end(conversation.messages[-1] if conversation.messages else None)
         self._show_notice()
 
     def _poll(self) -> None:
         """Take in events of the engine: print an answer's text, and draw the progress of a load."""
-        turn = self.conversation.writer.turn  # before the poll, which may end it
+        turn = self.conversation.writer.active  # before the poll, which may end it
         for event in self.conversation.poll():
             match event:
                 case LoadProgress():
@@ -165,49 +223,12 @@ class LineChat:
                 case SlowFirstPass():
                     self._first_pass.add(event.seconds)
                 case Repeats():
-                    self._output.end()
+                    self._text.interrupt()
                     self._say(f"({REPEATS}; Ctrl-C stops it)")
                 case Delta() if turn is not None and event.id == turn.id and not turn.summarising:
                     self._progress.clear()
                     is_thinking = bool(event.kinds.opening or event.thinking)
-                    self._print(turn.answer, event.thinking if is_thinking else None, event.content)
-
-    def _print(self, answer: Message | None, thinking: str | None, content: str) -> None:
-        """Print a part of an answer: of its thinking only the head, unless that is wanted.
-
-        answer: None if it could not be stored.
-        thinking: None for none.
-        """
-        if thinking is not None or content:
-            self._printed = None if answer is None else answer.id
-        if thinking is not None:
-            if not self._thinks:
-                self._output.write("(thinking)\n")
-            self._thinks = True
-            if self._show_thinking:
-                self._output.write(thinking)
-        if content:
-            if self._thinks:
-                self._output.end()
-                self._output.write("(answer)\n")
-            self._thinks = False
-            self._output.write(content)
-
-    def _end_answer(self, message: Message | None) -> None:
-        """End the text of an answer, with its figures if it has any. message: another one if the answer was deleted."""
-        self._output.end()
-        printed = self._printed
-        self._thinks = False
-        self._printed = None
-        if message is None or message.id != printed:
-            return
-        facts = [] if message.metrics is None else summary_phrases(message.metrics)
-        ending = ENDINGS.get(message.finish_reason or "")
-        if ending is not None:
-            _mark, words = ending
-            facts.append(words)
-        if facts:
-            self._say(f"({', '.join(facts)})")
+                    self._text.add(turn.answer, event.thinking if is_thinking else None, event.content)
 
     def _show_end(self) -> None:
         """Print the last question and its answer."""
@@ -216,8 +237,8 @@ class LineChat:
                 self._say(PROMPT + message.content)
             else:
                 text = message.by_kind
-                self._print(message, text.thinking, text.content)
-                self._end_answer(message)
+                self._text.add(message, text.thinking, text.content)
+                self._text.end(message)
 
     # -- notices and questions -------------------------------------------------------------------------------------
 
@@ -277,6 +298,9 @@ class LineChat:
         self._say('A trailing \\ begins another line; so does Enter between """ and """.')
         self._say("Ctrl-C stops an answer; Ctrl-D at the prompt ends.")
 
+    def ask(self, _argument: str, *, request: Callable[[Conversation], None]) -> None:
+        self._answer(lambda: request(self.conversation))
+
     def in_every_chat(self, argument: str, *, name: str) -> None:
         if text := IN_EVERY_CHAT[name](self.conversation, argument):
             self._say(text)
@@ -294,23 +318,14 @@ class LineChat:
             self._answer(lambda: self.conversation.set_model(argument))
 
     def think(self, _argument: str) -> None:
-        self._show_thinking = not self._show_thinking
-        self._say(f"thinking is {'printed' if self._show_thinking else 'left out'}")
+        self._text.shows_thinking = not self._text.shows_thinking
+        self._say(f"thinking is {'printed' if self._text.shows_thinking else 'left out'}")
 
     def file(self, argument: str) -> None:
         """Keep a file for the next message."""
         line, what = attach(argument)
         self._attached += line
         self._say(f"{what} attached to the next message")
-
-    def regen(self, _argument: str) -> None:
-        self._answer(self.conversation.regenerate)
-
-    def continue_(self, _argument: str) -> None:
-        self._answer(self.conversation.continue_answer)
-
-    def restart(self, _argument: str) -> None:
-        self._answer(self.conversation.restart_engine)
 
     def edit(self, argument: str) -> None:
         message = message_to_edit(self.conversation, argument)
@@ -368,8 +383,8 @@ ACTIONS: Mapping[str, Callable[[LineChat, str], None]] = {
     "help": LineChat.help,
     "model": LineChat.model,
     "file": LineChat.file,
-    "regen": LineChat.regen,
-    "continue": LineChat.continue_,
+    "regen": partial(LineChat.ask, request=Conversation.regenerate),
+    "continue": partial(LineChat.ask, request=Conversation.continue_answer),
     "edit": LineChat.edit,
     "summary": LineChat.summary,
     "branch": LineChat.branch,
@@ -378,7 +393,7 @@ ACTIONS: Mapping[str, Callable[[LineChat, str], None]] = {
     "sessions": LineChat.sessions,
     "search": LineChat.search,
     "think": LineChat.think,
-    "restart": LineChat.restart,
+    "restart": partial(LineChat.ask, request=Conversation.restart_engine),
     "quit": LineChat.quit,
 }
 """Actions by the names of their commands."""
