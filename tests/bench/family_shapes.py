@@ -23,6 +23,9 @@ CONTEXT = 8192
 def common(config: dict[str, Any], eps: str = "rms_norm_eps") -> dict[str, Any]:
     """Return the metadata that every architecture has."""
     heads = config["num_attention_heads"]
+    theta = config.get("rope_theta") or 1e6
+    if isinstance(theta, list):  # of each layer
+        theta = theta[0]
     return {
         "context_length": CONTEXT,
         "block_count": config["num_hidden_layers"],
@@ -33,7 +36,7 @@ def common(config: dict[str, Any], eps: str = "rms_norm_eps") -> dict[str, Any]:
         "attention.key_length": config.get("head_dim", config["hidden_size"] // heads),
         "attention.value_length": config.get("head_dim", config["hidden_size"] // heads),
         "attention.layer_norm_rms_epsilon": float(config.get(eps, 1e-5)),
-        "rope.freq_base": float(config.get("rope_theta") or 1e6),
+        "rope.freq_base": float(theta),
         "vocab_size": config["vocab_size"],
     }
 

@@ -1,6 +1,7 @@
 """Published shapes of newer families, as `family_shapes` has others: true widths, heads and experts of each layer.
 
-Sizes are those of the catalog and of the defaults in transformers and mlx-lm; where none has them, "about" marks them.
+Sizes are those of the catalog and of the defaults in transformers and mlx-lm. Where none has them, they are those of
+the published config.json; ranks of RWKV-7 are those that RWKV-LM's training script computes from the width.
 
 Models of more than about two billion weights have fewer layers here, and some fewer experts, by the comments; each
 token uses as many experts as published. Vocabularies of these have 65,536 entries, so that the last product keeps its
@@ -116,7 +117,7 @@ _TRINITY = {  # 4 of 32 layers, the first of them dense, 64 of 128 experts
     "n_group": 1, "topk_group": 1, "rms_norm_eps": 1e-5, "sliding_window": 2048, "layer_types": [_LOCAL] * 3 + [_FULL],
     "rope_theta": 1e4,
 }  # fmt: skip
-_LING2 = {  # about Ling-mini-2.0: 5 of 20 layers, 128 of 256 experts
+_LING2 = {  # Ling-mini-2.0: 5 of 20 layers, 128 of 256 experts
     "model_type": "bailing_moe", "hidden_size": 2048, "intermediate_size": 5120, "moe_intermediate_size": 512,
     "moe_shared_expert_intermediate_size": 512, "num_hidden_layers": 5, "num_attention_heads": 16,
     "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "num_shared_experts": 1,
@@ -124,21 +125,21 @@ _LING2 = {  # about Ling-mini-2.0: 5 of 20 layers, 128 of 256 experts
     "score_function": "sigmoid", "moe_router_enable_expert_bias": True, "use_qk_norm": True, "use_bias": False,
     "use_qkv_bias": False, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-6, "rope_theta": 6e5,
 }  # fmt: skip
-_STEP = {  # 4 of 45 layers, the first of them dense, 32 of 288 experts; about 96 heads with a window
+_STEP = {  # 4 of 45 layers, the first of them dense, 32 of 288 experts; 96 heads with a window
     "model_type": "step3p5", "hidden_size": 4096, "intermediate_size": 11264, "moe_intermediate_size": 1280,
     "share_expert_dim": 1280, "num_hidden_layers": 4, "num_attention_heads": 64, "num_attention_groups": 8,
     "num_key_value_heads": 8, "head_dim": 128, "moe_num_experts": 32, "moe_top_k": 8, "moe_layers_enum": "1,2,3",
     "moe_router_scaling_factor": 3.0, "norm_expert_weight": True, "use_head_wise_attn_gate": True, "rms_norm_eps": 1e-5,
-    "sliding_window": 512, "layer_types": [_FULL] + [_LOCAL] * 3, "rope_theta": 5e6,
+    "sliding_window": 512, "layer_types": [_FULL] + [_LOCAL] * 3, "rope_theta": [5e6, 1e4, 1e4, 1e4],
     "partial_rotary_factors": [0.5, 1.0, 1.0, 1.0], "yarn_only_types": [_FULL],
     "attention_other_setting": {"num_attention_heads": 96, "num_attention_groups": 8},
 }  # fmt: skip
-_MAMBA = {  # about 130M, whole
+_MAMBA = {  # 130M, whole
     "model_type": "mamba", "hidden_size": 768, "intermediate_size": 1536, "num_hidden_layers": 24, "state_size": 16,
     "conv_kernel": 4, "time_step_rank": 48, "use_bias": False, "use_conv_bias": True, "layer_norm_epsilon": 1e-5,
     "num_attention_heads": 12, "num_key_value_heads": 12, "vocab_size": 50280, "tie_word_embeddings": True,
 }  # fmt: skip
-_MAMBA2 = {  # about 1.3B, whole
+_MAMBA2 = {  # 1.3B, whole
     "model_type": "mamba2", "hidden_size": 2048, "intermediate_size": 4096, "num_hidden_layers": 48, "num_heads": 64,
     "head_dim": 64, "num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 50288, "state_size": 128,
     "n_groups": 1, "conv_kernel": 4, "layer_norm_epsilon": 1e-5, "use_bias": False, "use_conv_bias": True,
@@ -147,7 +148,7 @@ _MAMBA2 = {  # about 1.3B, whole
 
 
 def _rwkv7(layers: int, size: int, decay: int, rate: int, value: int, gate: int) -> FamilyShape:
-    """Return about RWKV-7, whole. decay, rate, value and gate are ranks."""
+    """Return RWKV-7, whole. decay, rate, value and gate are ranks."""
     config = {
         "model_type": "rwkv7", "hidden_size": size, "intermediate_size": 4 * size, "num_hidden_layers": layers,
         "head_dim": 64, "num_attention_heads": size // 64, "num_key_value_heads": size // 64, "norm_eps": 1e-5,
@@ -196,7 +197,7 @@ PUBLISHED: dict[str, FamilyShape] = {
     "step-3.5-flash": _published(
         "step35", _STEP,
         {
-            "attention.head_count": [64, 96, 96, 96], "attention.head_count_kv": [8] * 4, "rope.freq_base_swa": 5e6,
+            "attention.head_count": [64, 96, 96, 96], "attention.head_count_kv": [8] * 4, "rope.freq_base_swa": 1e4,
             "leading_dense_block_count": 1,
         },
     ),
