@@ -29,6 +29,8 @@ from typing import Any, NoReturn
 from tests.support.patience import PATIENCE_S
 
 HEADRACE = (sys.executable, "-m", "headrace")
+SLOW_FIRST_PASS = "SLOW_FIRST_PASS"
+"""Variable that gives forked processes, and those that they fork, a slow first pass."""
 _ENGINE = "/app/engine/start.py"
 _IMPORTED = (
     "filelock", "httpx2", "jinja2.sandbox", "mlx.core", "mlx.nn", "mlx_lm.utils", "numpy", "rich.console", "starlette",
@@ -319,6 +321,10 @@ def _run(descriptors: Sequence[int]) -> NoReturn:
     sys.argv = command[2:] if _is_engine(command) else ["headrace", *command[3:]]
     if _starts_others(command):
         _inherit_template()
+    if SLOW_FIRST_PASS in request["environment"]:
+        from tests.support.slow_first_pass import slow_first_pass
+
+        slow_first_pass()
     code: Any = 0
     try:
         if _is_engine(command):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import pytest
 
 from headrace.app.answer.first_pass import FirstPassLine, FirstPassLog, first_pass_text
@@ -13,9 +14,13 @@ from headrace.app.cli.commands import cli
 from headrace.app.output.progress import RedrawnLine
 from headrace.runtime.engine import engine, first_pass
 from headrace.runtime.machine.hardware import machine
+from tests.support.commands import SLOW_FIRST_PASS, headrace
+from tests.support.patience import PATIENCE_S
+from tests.support.server_process import ServerProcess
 from tests.support.tiny_chat import write_chat_model
 
 COMPILES = "MLX compiles its kernels, once per machine and MLX version"
+needs_forks = pytest.mark.skipif(sys.platform != "linux", reason="a process that is not forked has no slow first pass")
 
 
 @pytest.fixture
@@ -82,3 +87,24 @@ def test_run_counts_the_seconds_on_a_terminal(
     output = b"".join(drawn).decode()
     assert (f"\rfirst pass, 0 s: {COMPILES}" in output) is ("-q" not in more)
     assert "first pass" not in capsys.readouterr().out
+
+
+@needs_forks
+@pytest.mark.parametrize("more", [(), ("-q",)])
+def test_serve_logs_the_seconds(more: tuple[str, ...], tmp_path: Path) -> None:
+    model = write_chat_model(tmp_path / "chat")
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    with ServerProcess(tmp_path / "home", "-m", str(model), *more, **{SLOW_FIRST_PASS: "1"}) as server:
+        answer = httpx.post(f"{server.root}/v1/chat/completions", json=body, timeout=PATIENCE_S)
+        assert answer.status_code == 200
+        lines = [line for line in server.errors.splitlines() if "first pass" in line]
+    assert lines == [f"headrace: first pass, 0 s: {COMPILES}"] * (not more)
+
+
+@needs_forks
+def test_bench_logs_the_seconds(tmp_path: Path) -> None:
+    model = write_chat_model(tmp_path / "chat")
+    arguments = ("bench", "-m", model, "-p", "0", "-n", "2", "-r", "1")
+    done = headrace(*arguments, home=tmp_path / "home", code=0, **{SLOW_FIRST_PASS: "1"})
+    lines = [line for line in done.stderr.splitlines() if "first pass" in line]
+    assert lines == [f"warm-up: tg2 · headrace chat: first pass, 0 s: {COMPILES} ..."]
