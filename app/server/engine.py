@@ -31,7 +31,6 @@ from headrace.app.engine.model_card import ModelCard
 from headrace.app.server.answering import END, Answering
 from headrace.app.server.errors import ApiError
 from headrace.models.registry.resolve import DEFAULT_MODEL
-from headrace.runtime.errors import HeadraceError
 
 _TICK_S = 0.25  # between two looks at the process and the clock
 _RESTART_S = (0.0, 1.0, 5.0, 30.0)  # before a restart: the first, second, ... in a row
@@ -212,7 +211,7 @@ class ServedEngine:
             for command in commands:
                 self._answering[command.id] = answering
                 self._client.submit(command)
-        except HeadraceError:
+        except BaseException:  # also one of pickling: the request must not count as open
             self._left(answering)
             raise
         self._poll()
