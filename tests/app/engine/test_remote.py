@@ -1,6 +1,7 @@
 """A chat's engine on a server: headrace's own, and one of another program."""
 
 import json
+import math
 import socket
 import threading
 import time
@@ -144,9 +145,10 @@ class Other(BaseHTTPRequestHandler):
 
     bodies: list[Any] = []  # noqa: RUF012
     chunks: Callable[[], list[Any]] = list
+    models: Any = ({"id": "a"}, {"id": "b", "max_model_len": 4096})
 
     def do_GET(self) -> None:
-        self._send(json.dumps({"data": [{"id": "a"}, {"id": "b", "max_model_len": 4096}]}).encode())
+        self._send(json.dumps({"data": self.models}).encode())
 
     def do_POST(self) -> None:
         self.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
@@ -214,3 +216,22 @@ def test_an_error_in_the_stream_of_another_server(other: str, monkeypatch: pytes
     engine.submit(Generate(1, HELLO))
     failed = until(engine, Failed)
     assert (failed.id, failed.message) == (1, "out of memory")
+
+
+@pytest.mark.parametrize("usage", [{"completion_tokens": math.inf}, {"prompt_tokens_details": [1]}])
+def test_figures_that_are_none_end_an_answer(other: str, monkeypatch: pytest.MonkeyPatch, usage: Any) -> None:
+    monkeypatch.setattr(Other, "chunks", staticmethod(lambda: [{"choices": [], "usage": usage}]))
+    engine = RemoteEngine(HTTPAddress(other))
+    engine.start(ModelSpec())
+    until(engine, Ready)
+    engine.submit(Generate(1, HELLO))
+    assert until(engine, Failed).id == 1
+
+
+@pytest.mark.parametrize("status", [None, "loaded"])
+def test_a_model_of_another_shape_is_a_failed_start(other: str, monkeypatch: pytest.MonkeyPatch, status: Any) -> None:
+    monkeypatch.setattr(Other, "models", [{"id": "a", "owned_by": "headrace", "status": status}])
+    engine = RemoteEngine(HTTPAddress(other))
+    engine.start(ModelSpec())
+    assert until(engine, Failed).id is None
+    assert engine.state == "failed"
