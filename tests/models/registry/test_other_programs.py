@@ -199,3 +199,14 @@ def test_ggufs_in_the_hubs_cache_are_listed_by_names_that_run(home: Path, store:
     adapters = [model for model in cached if model.is_adapter]
     assert [model.path for model in adapters] == [lora] * 2
     assert [str(parse_source(model.name)) for model in cached] == [model.name for model in cached]
+
+
+def test_a_shard_of_a_name_that_no_file_can_have_is_missing(tmp_path: Path) -> None:
+    repo = tmp_path / "hub" / "models--org--tiny"
+    snapshot = write_model(repo / "snapshots" / ("1" * 40), "llama")
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text(snapshot.name)
+    assert [model.name for model in cached_models()] == ["org/tiny"]
+    index = {"weight_map": {"model.norm.weight": "x" * 4000}}
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert cached_models() == []
