@@ -19,6 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from headrace.app.hosts.hostfile import Host
+from headrace.app.output.sanitise import sanitise
 from headrace.runtime.config import environment
 from headrace.runtime.errors import EngineError, HeadraceError
 
@@ -206,7 +207,7 @@ class RankProcess:
         for line in self._process.stderr:
             self._error_lines.append(line)
             if environment.debug():
-                print(f"{self.host.name}: {line}", end="", file=sys.stderr, flush=True)
+                print(sanitise(f"{self.host.name}: {line}"), end="", file=sys.stderr, flush=True)
 
 
 def end_all(processes: Sequence[RankProcess], *, grace_s: float) -> None:

@@ -25,6 +25,7 @@ from headrace.app.hosts.hostfile import JACCL, JACCL_RING, NCCL, Host, Hosts, re
 from headrace.app.hosts.probe import LinkSpeed, measure_link
 from headrace.app.hosts.processes import AT_ONCE_S, END_S, RankProcess, end_all
 from headrace.app.hosts.split_choice import chosen_split
+from headrace.app.output.sanitise import sanitise
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.runtime.config import environment
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
@@ -303,7 +304,8 @@ def say_lost(error: RankLostError) -> None:
     """Print the line of a lost rank on standard error; `app.engine.link` reads it in the log."""
     with suppress(OSError):
         start = "\n" if sys.stdout is not None and sys.stdout.isatty() else ""  # an answer may be in mid-line
-        print(f"{start}headrace: {error}", f"  hint: {error.hint}", sep="\n", file=sys.stderr, flush=True)
+        text = sanitise(f"{start}headrace: {error}\n  hint: {error.hint}")  # the error may be the other machine's
+        print(text, file=sys.stderr, flush=True)
 
 
 def free_port(host: Host) -> int:

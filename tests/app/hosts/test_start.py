@@ -304,3 +304,10 @@ def test_the_split_is_chosen_by_bandwidth_and_link(tmp_path: Path) -> None:
     assert [target.bandwidth for target in targets_of(hosts, reports)] == [50e9, 50e9]
     assert [target.bandwidth for target in targets_of(two(), reports)] == [25e9, 25e9]
     assert link_between(hosts, slow).latency >= 5e-3
+
+
+def test_the_error_of_another_machine_is_safe_to_print(capsys: pytest.CaptureFixture[str]) -> None:
+    start.say_lost(peer_connection.RankLostError("rank 1 failed: \x1b]0;title\x07", "restart"))
+    printed = capsys.readouterr().err
+    assert printed.startswith("headrace: rank 1 failed: ")
+    assert "\x1b" not in printed

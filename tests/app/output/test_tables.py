@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -156,3 +157,12 @@ def test_history_keeps_every_speed(
     shown = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
     assert max(map(len, shown.splitlines())) <= width
     assert len(re.findall(r"tg64 @ d2048 \d+", shown)) == 2, shown
+
+
+def test_history_in_a_pipe_is_safe_to_print(capsys: pytest.CaptureFixture[str]) -> None:
+    with History() as kept:
+        kept.add(msgspec.structs.replace(DOCUMENT, model=msgspec.structs.replace(DOCUMENT.model, name="a\x1b[2J\nb")))
+        terminal_views.show_history(kept)
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert len(shown.splitlines()) == 1
