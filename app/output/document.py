@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,22 @@ def json_text(document: object, indent: int | None = 2) -> str:
     """Return the JSON text of a struct or plain values. ASCII cannot drive a terminal and fits any encoding."""
     from msgspec import to_builtins  # late: the chat's first frame writes no document
 
-    return json.dumps(to_builtins(document), indent=indent)
+    plain = to_builtins(document)
+    try:
+        return json.dumps(plain, indent=indent, allow_nan=False)
+    except ValueError:
+        return json.dumps(finite(plain), indent=indent)
+
+
+def finite(value: object) -> object:
+    """Return plain values with null in place of infinity and NaN, which JSON does not have. Files may state them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:

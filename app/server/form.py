@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from headrace.app.engine.events import Event
+from headrace.app.output.document import finite
 from headrace.app.server.errors import ApiError
 
 
@@ -52,9 +53,9 @@ def named_event(name: str, document: Mapping[str, object]) -> bytes:
 def json_bytes(document: object) -> bytes:
     """Return compact JSON. Lone surrogates, which UTF-8 cannot have, are escaped."""
     try:
-        return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
-    except UnicodeEncodeError:
-        return json.dumps(document, separators=(",", ":")).encode()
+        return json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except ValueError:  # a surrogate; or infinity, which a client may have sent as 1e999 and gets again as null
+        return json.dumps(finite(document), separators=(",", ":")).encode()
 
 
 COMMENT = b": keep-alive\n\n"
