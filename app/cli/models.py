@@ -373,7 +373,11 @@ def _rows(document: Document) -> list[tuple[str, str]]:
         rows += _missing_rows(document)
     rows += [("Origin", document["origin"]), ("Licence", document["licence"] or "not stated")]
     if document["installed"]:
-        decoder = "headrace's own decoder" if document["decoder"] == "headrace" else "mlx-lm's model classes"
+        decoder = "headrace's own decoder"
+        if document["decoder"] != "headrace":
+            from headrace.models.mlx_lm.fixes import class_name  # late: other models need none of it
+
+            decoder = class_name({"model_type": document["architecture"]})
         rows += [
             ("Directory", document["path"]),
             ("Architecture", f"{document['architecture']}, run by {decoder}"),

@@ -54,7 +54,9 @@ def expectation(loaded: LoadedModel) -> Expectation:
 def _inexact(loaded: LoadedModel, kernels: str) -> str | None:
     """Return the reason why bits may depend on the number of rows; None if they may not."""
     if loaded.kind != "headrace":
-        return "mlx-lm's model classes"
+        from headrace.models.mlx_lm.fixes import class_name  # late: other models need none of it
+
+        return class_name(loaded.checkpoint.config)
     if kernels != native.name:
         return "stock MLX operations"
     if native.exact():

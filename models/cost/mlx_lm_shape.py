@@ -16,6 +16,7 @@ from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.cost.step_shape import StepShape
 from headrace.models.mlx_lm.costs import measure
+from headrace.models.mlx_lm.fixes import class_name
 from headrace.models.mlx_lm.kv import quantized
 from headrace.models.mlx_lm.load import load, of_config, refused
 from headrace.models.mlx_lm.ranked import ways
@@ -52,7 +53,7 @@ def _shape(model: nn.Module, config: Mapping[str, object], name: str, source: st
     # For a format that the class cannot store, `quantized` returns the reason as a text.
     kinds = [quantized(model, kind) for kind in FORMATS[1:]]
     return StepShape(
-        source=f"{source}, mlx-lm's class",
+        source=f"{source}, {class_name(config)}",
         layers=int(text.get("num_hidden_layers") or len(measured.kv)),
         heads=heads,
         kv_heads=int(text.get("num_key_value_heads") or heads),

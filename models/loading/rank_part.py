@@ -164,10 +164,12 @@ def check_division(
 ) -> None:
     """Raise UsageError, or UnsupportedModelError for a cut group, if the model cannot be divided so. Reads headers."""
     if config is None:
+        from headrace.models.mlx_lm.fixes import class_name
         from headrace.models.mlx_lm.ranked import check_classes  # late: imports mlx-lm
 
         if requantize is not None:
-            raise UsageError("several ranks: mlx-lm's classes run a model as it is stored", "leave out --quantize")
+            name = class_name(checkpoint.config)
+            raise UsageError(f"several ranks: {name} runs a model as it is stored", "leave out --quantize")
         check_classes(checkpoint, split)
         return
     for rank in range(len(split.shares)):

@@ -11,6 +11,7 @@ from mlx.utils import tree_unflatten
 
 from headrace.models.checkpoint.adapter import Adapter
 from headrace.models.checkpoint.safetensors import Checkpoint
+from headrace.models.mlx_lm.fixes import class_name
 from headrace.models.network.adapted import Change, Changes, module_names
 from headrace.models.network.weight_arrays import loaded, weight_arrays
 from headrace.runtime.errors import UnsupportedModelError
@@ -65,6 +66,6 @@ def _check_form(path: str, layer: Any, checkpoint: Checkpoint) -> None:
     stored = next((names[name] for name in (path, *module_names({f"{path}.weight": ""})) if name in names), None)
     if stored is None or not mx.array_equal(loaded(arrays[f"{stored}.weight"]), layer.weight).item():
         raise UnsupportedModelError(
-            f"the adapter changes {path}, which mlx-lm's class has in another form than the checkpoint",
+            f"the adapter changes {path}, which {class_name(checkpoint.config)} has in another form than its file",
             "merge the adapter into its base, and load the result",
         )

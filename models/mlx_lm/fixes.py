@@ -56,6 +56,12 @@ def fix_of(config: Config) -> Fix:
     return FIXES.get(str(config.get("model_type")), _NOTHING)
 
 
+def class_name(config: Config) -> str:
+    """Return the words for the class that runs a config, in messages."""
+    owner = "headrace" if fix_of(config).own else "mlx-lm"
+    return f"{owner}'s class of {config.get('model_type')}"
+
+
 def correct(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Correct a loaded model. Raises UnsupportedModelError if the checkpoint lacks what that takes."""
     if not mx.metal.is_available():

@@ -34,7 +34,7 @@ def quantized(model: nn.Module, wanted: KVFormat) -> KVFormat | str:
         return "mlx-lm's classes run this model, whose caches have keys and values in as many bits each"
     parts = list(make_prompt_cache(model))
     if others := sorted({type(part).__name__ for part in parts if type(part) is not KVCache}):
-        return f"mlx-lm's classes run this model, and mlx-lm does not quantize a {others[0]}"
+        return f"the model's class has caches of its own, and mlx-lm does not quantize a {others[0]}"
     _build(model, parts)
     arrays = arrays_in([(part.keys, part.values) for part in parts])
     dims = {int(array.shape[-1]) for array in arrays}

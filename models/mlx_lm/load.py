@@ -31,7 +31,13 @@ from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.tensor_info import stored_dtype
 from headrace.models.checkpoint.text_part import BODIES, text_config, text_name
 from headrace.models.mlx_lm.adapter import apply_adapter
-from headrace.models.mlx_lm.fixes import apply_ignored_windows, correct, fix_of, refuse_what_classes_ignore
+from headrace.models.mlx_lm.fixes import (
+    apply_ignored_windows,
+    class_name,
+    correct,
+    fix_of,
+    refuse_what_classes_ignore,
+)
 from headrace.models.mlx_lm.kernels import Stored, stored_arrays
 from headrace.models.mlx_lm.mtp import Head
 from headrace.models.network.dtypes import compute_dtype
@@ -161,7 +167,7 @@ def refused(config: Mapping[str, object], name: str, error: BaseException) -> Ch
         )
     if not isinstance(error, ValueError):
         message = f"{type(error).__name__}: {message}"
-    return CheckpointError(f"mlx-lm cannot load {name}: {message[:200]}")
+    return CheckpointError(f"{class_name(config)} cannot load {name}: {message[:200]}")
 
 
 def quantize(model: nn.Module, kind: Quantization) -> None:

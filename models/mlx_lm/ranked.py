@@ -13,6 +13,7 @@ import mlx.nn as nn
 from headrace.models.architectures.fields import text_section
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.mlx_lm.costs import measure
+from headrace.models.mlx_lm.fixes import class_name
 from headrace.models.mlx_lm.load import of_config
 from headrace.models.mlx_lm.long_rope import LongRope
 from headrace.models.mlx_lm.mtp import text_model
@@ -86,16 +87,14 @@ def ways(model: nn.Module, config: Mapping[str, object]) -> list[str]:
 
 
 def check_classes(checkpoint: Checkpoint, split: Split) -> None:
-    """Raise UsageError if mlx-lm's class cannot be divided so. Reads no weight."""
-    kind = checkpoint.config.get("model_type")
+    """Raise UsageError if the model's class cannot be divided so. Reads no weight."""
+    name = class_name(checkpoint.config)
     model = of_config(checkpoint.config)
     known = ways(model, checkpoint.config)
     if split.kind not in known:
         if not known:
-            raise UsageError(f"several ranks: mlx-lm's class of {kind} runs on one machine only")
-        raise UsageError(
-            f"{split.kind}: mlx-lm's class of {kind} cannot be divided so", f"--split {known[0]} divides it"
-        )
+            raise UsageError(f"several ranks: {name} runs on one machine only", "start it without --hosts")
+        raise UsageError(f"{split.kind}: {name} cannot be divided so", f"--split {known[0]} divides it")
 
     # A class divides heads evenly, but not the one head of latents.
     text = text_section(checkpoint.config)
@@ -103,9 +102,9 @@ def check_classes(checkpoint: Checkpoint, split: Split) -> None:
     if split.kind == "tensor":
         ranks = len(split.shares)
         if len(set(split.shares)) > 1:
-            raise UsageError(f"tensor parallel: mlx-lm's class of {kind} divides evenly only")
+            raise UsageError(f"tensor parallel: {name} divides evenly only")
         if any(isinstance(count, int) and count % ranks for count in heads):
-            raise UsageError(f"tensor parallel: {ranks} ranks cannot share the heads of {kind}")
+            raise UsageError(f"tensor parallel: {ranks} ranks cannot share the heads of {name}")
 
     # Divide a model without weights for each rank.
     try:
@@ -114,7 +113,7 @@ def check_classes(checkpoint: Checkpoint, split: Split) -> None:
     except UsageError:
         raise
     except Exception as error:  # classes raise anything
-        raise UsageError(f"{split.kind}: mlx-lm's class of {kind} cannot be divided so: {error!s:.80}") from error
+        raise UsageError(f"{split.kind}: {name} cannot be divided so: {error!s:.80}") from error
 
 
 class _Trial:

@@ -182,7 +182,10 @@ class LeaderNetwork:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("with_"):
-            raise UsageError("a changed copy of a network, such as a profile's, runs on one machine only")
+            raise UsageError(
+                "a changed copy of a network, such as a profile's, runs on one machine only",
+                "start it without --hosts",
+            )
         return getattr(self._network, name)
 
     @property

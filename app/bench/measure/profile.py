@@ -93,7 +93,7 @@ class _CallRecorder(_Apart):
 def profile(network: object, depth: int, *, rounds: int = ROUNDS) -> Profile:
     """Profile one step at `depth`, in milliseconds per part. Raises UsageError for a network of mlx-lm's."""
     if not isinstance(network, Decoder):
-        raise UsageError("--profile needs headrace's own decoder; this model runs through mlx-lm's classes")
+        raise UsageError("--profile needs headrace's own decoder, which does not run this model")
     sampler = Sampler(SamplingParams(), vocab_size=network.vocab_size, prompt=())
     # Entries: the prompt's, and rounds + 1 of `_loop`; all other steps are rolled back. The rest is to spare.
     kv = network.kv_backend(KVOptions(depth + 2 * rounds + 8))

@@ -244,7 +244,7 @@ def test_show_names_the_layers_that_differ(run: Run, tmp_path: Path) -> None:
     assert document["weight_bytes_per_step"] is None
     text = run("show", str(path)).stdout
     assert "b: 8-bit, groups of 32" in text
-    assert "mlx-lm's model classes" in text
+    assert "mlx-lm's class of " in text
 
 
 def test_show_names_requantized_tensors(run: Run, tmp_path: Path) -> None:

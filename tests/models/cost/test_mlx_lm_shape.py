@@ -47,7 +47,7 @@ def test_a_config_alone_gives_the_same(name: str, tmp_path: Path) -> None:
 def test_find_shape_finds_it_by_path(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TALKIE))
     name, shape = find_shape(str(tmp_path))
-    assert (name, shape.layers, shape.source) == (tmp_path.name, 2, "config.json, mlx-lm's class")
+    assert (name, shape.layers, shape.source) == (tmp_path.name, 2, "config.json, mlx-lm's class of talkie")
 
 
 def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:

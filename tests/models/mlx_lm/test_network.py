@@ -286,6 +286,6 @@ def test_broken_checkpoints_are_one_line(tmp_path: Path, change: str) -> None:
     mx.eval(list(weights.values()))
     mx.save_safetensors(str(tmp_path / "model.safetensors"), weights)
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"mlx-lm cannot load|must be a positive integer") as caught:
+    with pytest.raises(CheckpointError, match=r" cannot load |must be a positive integer") as caught:
         load(tmp_path)
     assert "\n" not in str(caught.value)
