@@ -19,7 +19,8 @@ from headrace.runtime.metrics.units import format_bytes, format_long, percent
 
 _DRAW_S = 0.1  # between two drawings of a line, unless the stage changes
 LOG_S = 10.0  # between two log lines of one stage
-_BAR = 24  # columns
+_BAR = 24  # columns, where the terminal has room
+_LEAST_BAR = 8
 
 
 class RedrawnLine:
@@ -38,7 +39,7 @@ class RedrawnLine:
             return
         from rich.cells import cell_len, set_cell_size  # late: most commands draw no line
 
-        limit = (table_width(sys.stderr) or 80) - 1  # some terminals wrap in the last column
+        limit = _columns()
         if cell_len(text) > limit:
             text = set_cell_size(text, limit)
         width = cell_len(text)
@@ -53,6 +54,11 @@ class RedrawnLine:
             sys.stderr.write(f"\r{' ' * self._width}\r")
             sys.stderr.flush()
             self._width = 0
+
+
+def _columns() -> int:
+    """Return the columns of a line on standard error."""
+    return (table_width(sys.stderr) or 80) - 1  # some terminals wrap in the last column
 
 
 class StageProgress:
@@ -135,13 +141,15 @@ class _Drawing(StageProgress):
         stage = stage[:1].upper() + stage[1:]
         if not total:
             return f"{stage} · {format_long(seconds)}"
-        share = min(1.0, done / total)
-        filled = round(share * _BAR)
-        parts = [f"{stage} {'━' * filled}{'╌' * (_BAR - filled)} {format_bytes(done)} of {format_bytes(total)}"]
+        parts = [f"{format_bytes(done)} of {format_bytes(total)}"]
         fresh = done - self._first
         if fresh > 0 and seconds > 1:  # earlier, the speed would jump
             parts += [f"{format_bytes(fresh / seconds)}/s", f"{format_long((total - done) * seconds / fresh)} left"]
-        return " · ".join(parts)
+        figures = " · ".join(parts)
+        room = _columns() - len(f"{stage}  {figures}")
+        bar = max(_LEAST_BAR, min(_BAR, room))
+        filled = round(min(1.0, done / total) * bar)
+        return f"{stage} {'━' * filled}{'╌' * (bar - filled)} {figures}"
 
 
 class _Log(StageProgress):

@@ -192,11 +192,13 @@ def load_model(
 def _weights_reported(progress: Progress, total: int) -> AbstractContextManager[None]:
     """Return a context for reading weights, of `total` bytes, that reports how many are in memory."""
     before = mx.get_active_memory()  # of other models
+    done = 0
 
     def report() -> None:
-        # Converting takes memory besides that of the weights.
-        done = min(mx.get_active_memory() - before, total)
-        progress("loading weights", max(done, 0), total)
+        nonlocal done
+        # Converting takes memory besides that of the weights, and frees it.
+        done = max(done, min(mx.get_active_memory() - before, total))
+        progress("loading weights", done, total)
 
     return _reported(report)
 

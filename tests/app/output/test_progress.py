@@ -60,6 +60,24 @@ def test_any_thread_may_advance_the_bar_on_a_terminal(
     assert captured.err.endswith(" \r")
 
 
+@pytest.mark.parametrize(("columns", "bar"), [("80", 17), ("120", 24), ("40", 8)])
+def test_the_bar_leaves_room_for_the_time_left(
+    columns: str, bar: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", columns)
+    clock = [0.0]
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: clock[0])
+    progress = stage_progress()
+    for second in range(3):
+        clock[0] = float(second)
+        progress("loading weights", second << 30, 40 << 30)
+    line = capsys.readouterr().err.split("\r")[-1].rstrip()
+    assert line.count("━") + line.count("╌") == bar
+    assert line.endswith("2.00 GiB of 40.0 GiB · 1.00 GiB/s · 38 s left") is (columns != "40")
+
+
 def test_wide_characters_are_cut_and_overwritten_by_cells(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
