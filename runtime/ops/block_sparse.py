@@ -81,10 +81,7 @@ def attend_blocks(
         positions = mx.arange(offset + part.start, offset + part.stop)  # of the queries
         scores = _block_scores(ops, index_q[0, :, part], prepared_keys, positions, chooser)
         blocks = largest(scores, positions // chooser.block, chosen // chooser.block)  # (rows, Hkv, blocks)
-        of_entries = blocks[..., None] * chooser.block + mx.arange(chooser.block)
-        of_entries = of_entries.flatten(-2)  # (rows, Hkv, k)
-        # The last block is the query's own, of which it sees a part.
-        is_visible = (of_entries[:, :1] <= positions[:, None, None])[:, :, None]  # (rows, 1, 1, k)
+        of_entries, is_visible = _entries_of(blocks, positions, chooser.block)
         of_entries = mx.minimum(of_entries, end - 1)
         head = mx.arange(spec.kv_heads)[:, None]
         keys, values = (stored[0][head, of_entries] for stored in entries)  # (rows, Hkv, k, D)
@@ -93,6 +90,17 @@ def attend_blocks(
         outs.append(out.transpose(2, 1, 0, 3))
     out = mx.concatenate(outs, axis=2)  # (1, H, T, D)
     return out.transpose(0, 2, 1, 3).reshape(1, length, -1)
+
+
+def _entries_of(blocks: mx.array, positions: mx.array, block: int) -> tuple[mx.array, mx.array]:
+    """Return the entries of chosen blocks (rows, Hkv, k), and those that the queries see (rows, 1, 1, k).
+
+    blocks (rows, Hkv, blocks); positions: of the queries; block: entries of each.
+    """
+    entries = blocks[..., None] * block + mx.arange(block)
+    entries = entries.flatten(-2)
+    # The last block is the query's own, of which it sees a part.
+    return entries, (entries[:, :1] <= positions[:, None, None])[:, :, None]
 
 
 def _block_scores(ops: "Ops", queries: mx.array, keys: Weight, positions: mx.array, chooser: BlockChooser) -> mx.array:

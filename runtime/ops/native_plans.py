@@ -87,11 +87,7 @@ def matrix_of(weight: Weight | None) -> "kernels.Matrix | None":
 
 def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.LayerPlan | None":
     """Return the plan of a whole layer; None if it has split weights or unsupported parts."""
-    # Kinds of layers that no node computes: they run one operation at a time.
-    if layer.output is None:  # nothing mixes tokens
-        return None
-    # Projections in different formats cannot be one matrix.
-    if len(layer.qkv) != 1 or len(layer.gate_up) > 1 or bool(layer.gate_up) != (layer.down is not None):
+    if _runs_by_operations(layer, activation):
         return None
     # Every matrix has to be in the kernels' layout.
     gate_up_weight = next(iter(layer.gate_up), None)
@@ -110,34 +106,6 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
     if any(weight is not None and matrix is None for weight, matrix in zip(parts, matrices, strict=True)):
         return None
     qkv, output, gate_up, down, gate, down_gate, into, out = matrices
-    feed_forward = gate_up is not None
-    # Parallel halves, which both begin at the layer's input: a node computes one half after the other.
-    if layer.mlp_norm is None and layer.attention_post_norm is None and (feed_forward or layer.mixture is not None):
-        return None
-    if layer.mixer is not None and layer.mixer.bound:  # `native.mix_pass` changes a bounded mixer's input
-        return None
-    composed = (
-        layer.latent,
-        layer.mixer_gates,
-        layer.head_norms,
-        layer.values,
-        layer.altup,
-        layer.mixes,
-        layer.loop_gate,
-    )
-    if layer.later_mixers or any(part is not None for part in composed):
-        return None
-    if layer.gate is not None and layer.gate.rows != layer.output.columns:  # a gate for each head
-        return None
-    if layer.down_gate is not None and layer.down_gate.rows > 1:  # it weighs the experts, too
-        return None
-    if layer.mixture is not None and (layer.mlp_norm is None or layer.mixture.is_composed):
-        return None
-    curve = layer.curve
-    if activation in STOCK_ONLY or (curve is not None and not isinstance(curve, Xielu)):
-        return None
-    if layer.mlp_post_norm is not None and layer.mixture is not None and layer.branches is None:
-        return None
     # The parts of the layer, in the kernels' form.
     experts = None
     if layer.mixture is not None:
@@ -169,7 +137,7 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
     ends = None
     if into is not None and out is not None:
         ends = (into, out)
-    if curve is not None:
+    if layer.curve is not None:
         activation = "xielu"
     return kernels.LayerPlan(
         attention,
@@ -185,8 +153,44 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
         norms,
         own_input,
         ends,
-        curve,
+        layer.curve,
     )
+
+
+def _runs_by_operations(layer: LayerWeights, activation: str) -> bool:
+    """Return whether a layer is of a kind that no node computes: it runs one operation at a time."""
+    if layer.output is None:  # nothing mixes tokens
+        return True
+    # Projections in different formats cannot be one matrix.
+    if len(layer.qkv) != 1 or len(layer.gate_up) > 1 or bool(layer.gate_up) != (layer.down is not None):
+        return True
+    # Parallel halves, which both begin at the layer's input: a node computes one half after the other.
+    has_feed_forward = bool(layer.gate_up) or layer.mixture is not None
+    if layer.mlp_norm is None and layer.attention_post_norm is None and has_feed_forward:
+        return True
+    if layer.mixer is not None and layer.mixer.bound:  # `native.mix_pass` changes a bounded mixer's input
+        return True
+    composed = (
+        layer.latent,
+        layer.mixer_gates,
+        layer.head_norms,
+        layer.values,
+        layer.altup,
+        layer.mixes,
+        layer.loop_gate,
+    )
+    if layer.later_mixers or any(part is not None for part in composed):
+        return True
+    if layer.gate is not None and layer.gate.rows != layer.output.columns:  # a gate for each head
+        return True
+    if layer.down_gate is not None and layer.down_gate.rows > 1:  # it weighs the experts, too
+        return True
+    if layer.mixture is not None and (layer.mlp_norm is None or layer.mixture.is_composed):
+        return True
+    if layer.mlp_post_norm is not None and layer.mixture is not None and layer.branches is None:
+        return True
+    has_other_curve = layer.curve is not None and not isinstance(layer.curve, Xielu)
+    return activation in STOCK_ONLY or has_other_curve
 
 
 def _own_input(layer: LayerWeights) -> "tuple[kernels.Matrix, kernels.Matrix, mx.array] | None":

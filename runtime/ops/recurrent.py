@@ -82,27 +82,12 @@ def _mix(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.ar
         return _scan(x, state, spec)
     if sizes.kind == "wkv":
         return _wkv(x, state, spec)
-    # Stage 1: the convolution.
-    assert spec.taps is not None
+    convolved, taps = _convolved(x, state, spec)
+    if sizes.kind == "conv":
+        return convolved, taps
     count = x.shape[1]
     channels = sizes.channels
     inner = sizes.inner
-    before = sizes.width - 1
-    mixed = x[..., :channels]
-    out_gate: mx.array | None = None
-    if sizes.kind == "conv" and spec.gated:
-        gate, out_gate, value = mx.split(x, 3, axis=-1)
-        mixed = gate * value
-    # The state begins with the last `width - 1` inputs of the convolution, which the first new tokens see.
-    seen = mx.concatenate([state[: before * channels].reshape(1, before, channels), mixed], axis=1)
-    taps = seen[:, count:].flatten()  # the newest inputs
-    convolved = convolve(seen, spec.taps, spec.tap_bias)  # (1, T, C)
-    if out_gate is not None:
-        return out_gate * convolved, taps  # (1, T, E), ((width - 1) * E,)
-    if sizes.kind != "conv" or spec.silu:
-        convolved = convolved * mx.sigmoid(convolved)
-    if sizes.kind == "conv":
-        return convolved, taps
     keys = sizes.key_heads * sizes.key_dim
     q, k = (convolved[..., at : at + keys].reshape(1, count, sizes.key_heads, -1) for at in (0, keys))
     v = convolved[..., 2 * keys :].reshape(1, count, sizes.heads, -1)  # (1, T, Hv, Dv); q, k (1, T, Hk, Dk)
@@ -119,7 +104,7 @@ def _mix(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.ar
         step = bounded_steps(a, spec)
         rate = -mx.ones_like(rate)
     # Stage 3: decay and recurrence by kind, then skip and gate.
-    recurrent = state[before * channels :].reshape(1, sizes.heads, sizes.value_dim, sizes.key_dim)
+    recurrent = state[taps.size :].reshape(1, sizes.heads, sizes.value_dim, sizes.key_dim)
     if sizes.kind != "ssm":
         q, k = (r * mx.rsqrt((r * r).sum(axis=-1, keepdims=True) + _LENGTH_EPS) for r in (q, k))
         q = q * sizes.key_dim**-0.5
@@ -134,6 +119,29 @@ def _mix(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.ar
     if spec.skip is not None:  # y (1, T, Hv, Dv)
         y = y + v * spec.skip[:, None]
     return _gated(y, z, spec), mx.concatenate([taps, recurrent.flatten()])
+
+
+def _convolved(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.array]:
+    """Compute stage 1 of `_mix`: return the convolution with its gates (1, T, C), and its newest inputs, flat."""
+    assert spec.taps is not None
+    sizes = spec.sizes
+    count = x.shape[1]
+    channels = sizes.channels
+    before = sizes.width - 1
+    mixed = x[..., :channels]
+    out_gate: mx.array | None = None
+    if sizes.kind == "conv" and spec.gated:
+        gate, out_gate, value = mx.split(x, 3, axis=-1)
+        mixed = gate * value
+    # The state begins with the last `width - 1` inputs of the convolution, which the first new tokens see.
+    seen = mx.concatenate([state[: before * channels].reshape(1, before, channels), mixed], axis=1)
+    taps = seen[:, count:].flatten()  # the newest inputs
+    convolved = convolve(seen, spec.taps, spec.tap_bias)  # (1, T, C)
+    if out_gate is not None:
+        return out_gate * convolved, taps  # (1, T, E), ((width - 1) * E,)
+    if sizes.kind != "conv" or spec.silu:
+        convolved = convolved * mx.sigmoid(convolved)
+    return convolved, taps
 
 
 def bounded_steps(a: mx.array, spec: MixerSpec) -> mx.array:
