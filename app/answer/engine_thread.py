@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from copy import copy
+from enum import Enum, auto
 from queue import Empty, SimpleQueue
 from threading import Event, RLock, Thread, get_ident
 from types import FrameType
@@ -144,31 +145,38 @@ def _resolve(waiters: "Iterable[Future[None]]") -> None:
             waiter.set_result(None)
 
 
+class _State(Enum):
+    """The state of an engine thread, from the first to the last; `SERVING` and `PAUSED` alternate."""
+
+    WAITING = auto()  # to load: `stop` prevents it
+    LOADING = auto()  # `stop` raises an error in the thread
+    SERVING = auto()  # answers are generated; `stop` ends them after the step
+    PAUSED = auto()  # all answers wait for their readers, who wake the thread
+    OVER = auto()  # the model is freed: answers submitted now end at once
+
+
 class EngineThread:
     """An answerer, and the thread that alone computes with it.
 
     answerer: for other threads only to encode prompts and prepare answers; None once it is closed.
-    is_paused: all answers wait for their readers.
     is_last: the interpreter ends.
 
     Methods above the line are for other threads, those below it run on the thread itself; `_end` alone serves both.
-    `_lock` guards the states of loading and stopping alone. Answers and their parts pass through queues; flags such as
-    `is_paused` are set by one thread and read by another.
+    Answers and their parts pass through queues. The thread alone changes `_state`, other threads read it; `_lock` makes
+    the beginning and the end of a load exclude a `stop`. Guards: tests/test_api_threads.py.
     """
 
     def __init__(self, name: str, load: Callable[[], Answerer]) -> None:
         """Load, and wait until that is done. name: for errors. Raises the errors of `load`."""
         self.answerer: Answerer | None = None
-        self.is_paused = False
         self.is_last = False
         self._name = name  # of the model
         self._process = os.getpid()
         self._inbox: SimpleQueue[OpenAnswer | None] = SimpleQueue()  # None only wakes the thread
         self._open: dict[Answer, OpenAnswer] = {}
         self._lock = RLock()  # finalizers may call `stop` at any time, also within `stop`
-        self._is_loading = False
-        self._is_stopping = False
-        self._is_over = False  # the model is freed: nobody reads the inbox any more
+        self._state = _State.WAITING
+        self._is_stopping = False  # `stop` was called, in any state
         self._error: BaseException | None = None  # that ended the thread
         loaded: SimpleQueue[BaseException | None] = SimpleQueue()
         _engines.add(self)
@@ -184,6 +192,11 @@ class EngineThread:
             raise error
 
     @property
+    def is_paused(self) -> bool:
+        """True if all answers wait for their readers."""
+        return self._state is _State.PAUSED
+
+    @property
     def open_answers(self) -> int:
         """Number of answers that have not ended."""
         return len(self._open)
@@ -192,7 +205,7 @@ class EngineThread:
         """Queue an answer. Raises EngineError in a process that was forked after the model was loaded."""
         self.check_process()
         self._inbox.put(opened)
-        if self._is_over:  # the thread may have looked at its inbox for the last time
+        if self._state is _State.OVER:  # the thread may have looked at its inbox for the last time
             self._end(opened)
 
     def wake(self) -> None:
@@ -205,7 +218,7 @@ class EngineThread:
             return
         with self._lock:
             self._is_stopping = True
-            if self._is_loading:
+            if self._state is _State.LOADING:
                 # As Ctrl-C would on the main thread: nothing else ends a load, and the interpreter cannot end before.
                 thread = ctypes.c_ulong(self._worker.ident or 0)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(_LoadStoppedError))
@@ -239,12 +252,12 @@ class EngineThread:
             with self._lock:
                 if self._is_stopping:
                     raise _LoadStoppedError
-                self._is_loading = True
+                self._state = _State.LOADING
             try:
                 self.answerer = load()
             finally:
                 with self._lock:
-                    self._is_loading = False
+                    self._state = _State.SERVING
         except BaseException as error:
             loaded.put(_detached(error))
             return False
@@ -266,7 +279,7 @@ class EngineThread:
 
     def _is_busy(self) -> bool:
         """Return whether a step has something to do that somebody waits for."""
-        self.is_paused = False
+        self._state = _State.SERVING
         for opened in self._open.values():
             if opened.is_lost and not opened.is_closed:
                 opened.close()
@@ -274,7 +287,7 @@ class EngineThread:
             return self._loaded.has_work
         # Every open answer waits for its reader. From here on, readers wake this thread; one that read just before did
         # not, so look again.
-        self.is_paused = True
+        self._state = _State.PAUSED
         return any(opened.is_wanted for opened in self._open.values())
 
     def _take_submitted(self, *, wait: bool) -> None:
@@ -320,7 +333,7 @@ class EngineThread:
             with suppress(Exception):  # of a device that is gone
                 self.answerer.engine.close()
             self.answerer = None
-        self._is_over = True
+        self._state = _State.OVER
         answers = list(self._open.values())
         self._open.clear()
         while not self._inbox.empty():
