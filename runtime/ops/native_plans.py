@@ -137,7 +137,9 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
     ends = None
     if into is not None and out is not None:
         ends = (into, out)
-    if layer.curve is not None:
+    curve = None
+    if isinstance(layer.curve, Xielu):
+        curve = layer.curve
         activation = "xielu"
     return kernels.LayerPlan(
         attention,
@@ -153,7 +155,7 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
         norms,
         own_input,
         ends,
-        layer.curve,
+        curve,
     )
 
 
