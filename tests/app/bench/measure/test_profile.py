@@ -62,5 +62,5 @@ def test_only_headraces_decoder_can_be_profiled() -> None:
     class Foreign:
         arrays: list[mx.array]
 
-    with pytest.raises(UsageError, match="mlx-lm"):
+    with pytest.raises(UsageError, match="own decoder"):
         profile(Foreign(), 0)
