@@ -4,6 +4,7 @@ tests/parity/test_transformers.py compares its logits with those of transformers
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
+from headrace.models.checkpoint.adapter import open_adapter
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.mlx_lm_shape import shape_of_mlx_lm_checkpoint, shape_of_mlx_lm_config
 from headrace.models.cost.step_shape import total
@@ -23,6 +25,7 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError, Usag
 from headrace.runtime.ops.kv_format import Q8
 from headrace.runtime.ranks.split import Split
 from tests.parity.modules import NEAR_TIE, class_of, largest_gap
+from tests.support.adapters import write_adapter, write_merged
 from tests.support.alone import new_cache, prefill
 from tests.support.foreign import Tensors, write_tensors
 
@@ -202,13 +205,32 @@ def test_costs_are_those_of_the_headers_and_of_the_config(directory: Path) -> No
     assert "weights_proj" in matrices  # of indexers, which have nothing to read in the first step of a sequence
 
 
+def test_an_adapter_changes_projections_but_not_those_of_groups_of_heads(tmp_path: Path, directory: Path) -> None:
+    def adapted(base: Path, adapter: Path) -> MlxLmNetwork:
+        checkpoint = replace(open_checkpoint(base), adapter=open_adapter(adapter))
+        return MlxLmNetwork(checkpoint, device=mx.DeviceType.cpu).use_kernels()
+
+    changes = write_adapter(tmp_path / "two", directory, modules=("attn.wq_a", "attn.wkv"))
+    ours = logits(adapted(directory, tmp_path / "two"))
+    assert are_close(ours, logits(network_of(write_merged(tmp_path / "merged", directory, changes))))
+    assert not are_close(ours, logits(network_of(directory)))
+    in_groups = tmp_path / "in_groups"
+    write_adapter(in_groups, directory, modules=("attn.wo_b",), rename=lambda name: name.replace("wo_b", "wo_a"))
+    with pytest.raises(UnsupportedModelError, match=r"attn\.wo_a, to which headrace applies no adapter"):
+        adapted(directory, in_groups)
+    packed = write_tensors(tmp_path / "packed", published()[0], {**CONFIG, "quantization_config": SECTION})
+    with pytest.raises(UnsupportedModelError, match="which headrace's class of deepseek_v4 has in another form"):
+        adapted(packed, tmp_path / "two")
+
+
 def test_packed_kv_and_several_machines_are_refused(directory: Path) -> None:
     checkpoint = open_checkpoint(directory)
     with pytest.raises(UsageError, match="LayerCache"):
         MlxLmNetwork(checkpoint, device=mx.DeviceType.cpu, kv=Q8)
     for kind in ("tensor", "pipeline"):
-        with pytest.raises(UsageError, match="one machine"):
+        with pytest.raises(UsageError, match="headrace's class of deepseek_v4 runs on one machine") as caught:
             check_classes(checkpoint, Split(kind, (1, 1)))
+        assert caught.value.hint == "start it without --hosts"
 
 
 @pytest.mark.parametrize(
