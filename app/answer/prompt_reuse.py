@@ -2,6 +2,8 @@
 
 `app/engine/host.py` keeps a `ReuseLog` and explains each prompt when its prefill begins. The chat's decode view shows
 the result, and so does a server's response to a request with `headrace: {"explain": true}`.
+
+Guards: tests/models/text/test_prefix_difference.py.
 """
 
 from collections import deque

@@ -2,6 +2,11 @@
 
 Classes import them by name, so a model's modules get subclasses whose methods see ours. Other models in the process
 keep mlx-lm's. Calls that the kernels do not support (padding masks, quantized caches) go to mlx-lm's functions.
+
+`kernels.exchange` calls `bind`. `network` sets the phase before each pass. A new function is a method here with the
+original's parameters, and an entry of `_replacements`.
+
+Guards: tests/models/mlx_lm/test_kernels.py.
 """
 
 from copy import copy
@@ -43,7 +48,10 @@ class KernelFunctions:
                 module.__class__ = classes[stock]
 
     def _replacements(self) -> dict[int, object]:
-        """Return replacements of functions and modules by the id of the original."""
+        """Return replacements of functions and modules by the id of the original.
+
+        By id, since a class may have imported the original under any name.
+        """
         from mlx_lm.models import activations, base
 
         fast = _module(mx.fast, rms_norm=self.rms_norm, rope=self.rope)

@@ -39,6 +39,7 @@ from headrace.runtime.ops.kv_format import KVFormat
 class MlxLmNetwork:
     """A `runtime.network.Network` around an mlx-lm model. No weight is read until `arrays` are evaluated.
 
+    activations, pages, division: see `runtime.network.Network`. No activations are rounded, and K/V are no blocks.
     requantize: quantization of plain layers; None leaves them plain.
     kv: storage format of K/V, None for the class's own; raises UsageError if the class does not support it.
     kernels: operations for `use_kernels`; None: the class stays stock MLX.

@@ -7,6 +7,8 @@ that a table shows has a row in `app/bench/show/columns.py`, too.
 `result.py` sets the fields of a test (`Result`), `run.py` those of a run (`RunDocument`). Their parts come from
 `document.py` (machine, model, identity), `memory_speed.py`, `ratios.py`, `kv_formats.py`, `profile.py`, `run_cost.py`
 and `hosts.py`.
+
+Guards: tests/app/bench/test_views.py, which compares the keys with docs/bench-json.md and CSV.
 """
 
 from collections.abc import Mapping, Sequence

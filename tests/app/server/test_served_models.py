@@ -42,7 +42,7 @@ class Engine:
         self.stopping: ApiError | None = None
         cost = replace(CARD.cost, kv=[])
         machine = replace(CARD.machine, backend="metal")
-        budget = MemoryBudget(4 * GB, 5 * GB // 2, 0, "recommended working set")
+        budget = MemoryBudget(4 * GB, 5 * GB // 2, 0, "recommended working set")  # 2.5 are free beside this model
         self.card = replace(
             CARD, name=name, cost=cost, weight_bytes=GB, active_memory_bytes=GB, budget=budget, machine=machine
         )

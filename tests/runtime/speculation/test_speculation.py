@@ -24,7 +24,7 @@ from tests.support.tiny import load_decoder, quantize_model, write_model
 from tests.support.watched import WatchedNetwork, answer, same_rows, split
 
 PROMPT = [(7 * i * i + 3 * i + 1) % 96 for i in range(BLOCK - 9)]  # answers cross the end of a block
-SAYS = 40
+SAYS = 40  # tokens of an answer
 PLAIN = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.9, top_k=40, top_p=0.95, min_p=0.01, seed=3)
 EVERYTHING = replace(SAMPLED, repetition_penalty=1.2, presence_penalty=0.4, frequency_penalty=0.3, logit_bias={5: 2.0})
@@ -47,10 +47,12 @@ def expected(network: Decoder) -> list[list[Any]]:
 
 
 def asked(sampling: SamplingParams = PLAIN, **more: Any) -> Request:
+    """Return a request for PROMPT. more: other fields, which replace those set here."""
     return Request(PROMPT, **{"max_tokens": SAYS, "sampling": sampling, "logprobs": 4} | more)
 
 
 def said(events: Sequence[Event]) -> list[Any]:
+    """Return each output token with its log probabilities, or None without them."""
     steps = [event for event in events if isinstance(event, Step)]
     return [
         pair for step in steps for pair in zip(step.tokens, step.logprobs or [None] * len(step.tokens), strict=True)
@@ -65,6 +67,7 @@ def same(network: Decoder, ours: list[Any], theirs: list[Any]) -> None:
         assert [token for token, _ in ours] == [token for token, _ in theirs]
 
 
+# Positions of the answer at which the proposer is wrong: nowhere, at the first token, here and there, everywhere.
 WRONG = [(), (0,), (1, 7, 8, 30), tuple(range(0, SAYS, 3)), tuple(range(SAYS))]
 
 
@@ -186,6 +189,8 @@ def test_rollback_leaves_entries_keys_and_counts_as_they_were(network: Decoder, 
     ours = engine.submit(asked(EVERYTHING, logprobs=None))
     ours.proposers = [oracle(PROMPT, tokens, frozenset(range(2, SAYS, 5)))]
     theirs = plain.submit(asked(EVERYTHING, logprobs=None, speculate="off"))
+
+    # Without speculation: random key and counts of penalties, by the number of tokens chosen.
     states = {}
     while theirs.state != "finished":
         plain.step()
@@ -195,6 +200,8 @@ def test_rollback_leaves_entries_keys_and_counts_as_they_were(network: Decoder, 
             key = theirs.sampler._key
             counts = theirs.sampler._counts
             states[theirs.output_count + theirs.pending] = key, None if counts is None else counts.tolist()
+
+    # With speculation: the same after the same number, wherever no draft token is left to verify.
     compared = 0
     while ours.state != "finished":
         engine.step()

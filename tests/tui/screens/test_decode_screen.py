@@ -64,15 +64,18 @@ def test_a_small_window_shows_a_section_in_the_place_of_the_steps(play, key: str
 
 def test_meters_keep_their_place_while_load_changes(play) -> None:
     async def scenario(it: Driver) -> None:
+        # Help before the first answer
         await it.press("f2")
         await it.press("f1")
         assert "Each token reads" in it.text()
         assert "No speed yet" in it.text()
         await it.press("escape", "f2")
+
+        # A line on other programs appears, and the meters stay
         await it.ask("go")
         await it.press("f2")
         line = it.app.screen.query_one(MeterLines)
-        assert "167 tok/s" in it.text()
+        assert "167 tok/s" in it.text()  # of the scripted engine's steps
         place = line.region
         for _ in range(2):
             it.state.metrics.set_load(MachineLoad(2, 2.0, 0.3, 1, 2, 0, busiest="a-program-with-a-long-name"))
@@ -84,6 +87,8 @@ def test_meters_keep_their_place_while_load_changes(play) -> None:
         assert line.size.height == MeterLines.HEIGHT
         sections = it.app.screen.query_one(Sections)
         assert sum(one.region.area for one in sections.shown) == sections.region.area, "places of a higher window"
+
+        # Frozen figures: explained, exported as a trace, and continued
         await it.press("f7")
         assert "❚❚ frozen, F7 continues" in it.text()
         assert it.app.screen.has_class("-frozen")
@@ -101,6 +106,8 @@ def test_meters_keep_their_place_while_load_changes(play) -> None:
         assert list((data_dir() / "exports").iterdir()) == []
         await it.press("backspace")
         it.app.clear_notifications()
+
+        # Help of this screen: its keys alone, and the figures that it shows
         for keys in (("f7", "question_mark"), ("f1",)):
             await it.press(*keys)
             text = it.text()

@@ -8,7 +8,7 @@ are as long as the context if that is more. Several sequences share one `llama_d
 Workloads use the binding's prompt lookup decoding with the faster of two draft lengths. Protocol:
 `app.bench.measure.children`.
 
-Guards: tests/app/bench/measure/test_kv_formats.py.
+Guards: tests/app/bench/measure/test_kv_formats.py, with a library of the same functions in place of llama.cpp.
 """
 
 import json
@@ -189,6 +189,7 @@ class LlamaCpp:
             path, n_ctx=context, n_batch=BATCH, n_ubatch=UBATCH, n_threads=threads, n_threads_batch=threads,
             n_gpu_layers=-1, flash_attn=flash, type_k=kv, type_v=kv, verbose=False,
         )  # fmt: skip
+        # Pointers of the C library, for the functions that the binding does not wrap.
         self.model = self._llama._model.model
         self.ctx = self._llama._ctx.ctx
         self._memory = library.llama_get_memory(self.ctx)
