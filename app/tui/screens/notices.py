@@ -1,6 +1,9 @@
 """Lines between the transcript and the prompt: a notice and the queued messages.
 
-`notice_of` has all notices of the chat, the most important first: a new one is a case there.
+`notice_of` has all notices of the chat, the most important first: a new one is a case there. `ChatView.show_notice`
+shows it; screens with several answers have notices of their own.
+
+Guards: tests/tui/test_sample_model.py and test_queue.py.
 """
 
 from collections.abc import Sequence
@@ -16,7 +19,9 @@ from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.transcript.download import DownloadProgress
 
 _QUEUE_LINES = 3  # shown of the messages that wait
-_NOTICE_LINES = 5  # more are cut off, which shows
+_NOTICE_LINES = 5  # more are cut off, which shows; `max-height` in headrace.tcss
+_PADDING = 6  # cells left and right of both, by headrace.tcss
+_HEAD = 2  # cells before the text of a queued message
 
 
 class Notice(Static):
@@ -26,7 +31,7 @@ class Notice(Static):
         """Show a text, wrapped for the width."""
         self.display = bool(text)
         self.set_class(error, "-error")
-        width = max(2, _size_around(self).width - 6)
+        width = max(2, _size_around(self).width - _PADDING)
         lines = Content(sanitise(text)).wrap(width)
         if len(lines) > _NOTICE_LINES:
             lines = [*lines[: _NOTICE_LINES - 1], lines[_NOTICE_LINES - 1].truncate(width - 1) + "…"]
@@ -39,10 +44,13 @@ def notice_of(conversation: Conversation, download: DownloadProgress, awaited: s
     awaited: the model that is being fetched while another one is loaded.
     """
     state = conversation.engine.state
-    if (failure := conversation.failure) is not None:
+    failure = conversation.failure
+    if failure is not None:
         if state == "failed" and not conversation.messages:  # the whole of it stands in the transcript's place
             return "", True
-        way_out = "F8 tries again, F5 picks a model" if state == "failed" else "The next message or F8 starts it again"
+        way_out = "The next message or F8 starts it again"
+        if state == "failed":
+            way_out = "F8 tries again, F5 picks a model"
         return f"✗ {failure}. {way_out}.", True
     if state == "loading" and download.active and conversation.messages:
         return f"downloading {conversation.session.model or 'the default model'}: {download.summary()}", False
@@ -63,15 +71,20 @@ class QueuedMessages(Static):
     def show(self, texts: Sequence[str]) -> None:
         """Show these, a line each."""
         self.display = bool(texts)
-        width = max(8, _size_around(self).width - 8)
+        if not texts:
+            self.update("")
+            return
+        width = max(8, _size_around(self).width - _PADDING - _HEAD)
         lines = [Content(f"⧗ {sanitise(' '.join(text.split()))}").truncate(width, ellipsis=True) for text in texts]
         if len(lines) > _QUEUE_LINES:
             lines[_QUEUE_LINES - 1 :] = [Content(f"⧗ and {len(lines) - _QUEUE_LINES + 1} more")]
         hint = Content.styled("sent after this answer; /queue edits them", "$quiet")
         hint = hint.truncate(width, ellipsis=True)
-        self.update(Content("\n").join([*lines, hint]) if lines else "")
+        self.update(Content("\n").join([*lines, hint]))
 
 
 def _size_around(widget: Static) -> Size:
     """Return the size of the column that the widget stands in; its own may be 0 while it is hidden."""
-    return widget.parent.size if isinstance(widget.parent, Widget) else widget.size
+    if isinstance(widget.parent, Widget):
+        return widget.parent.size
+    return widget.size

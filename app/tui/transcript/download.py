@@ -42,8 +42,10 @@ class DownloadProgress:
             self._seen.clear()
             self._first = event.done
         self._now = event
-        _, seen = self._seen[-1] if self._seen else (now, None)
-        if event.done != seen:
+        before = None
+        if self._seen:
+            _, before = self._seen[-1]
+        if event.done != before:
             self._seen.append((now, event.done))
         while len(self._seen) > 2:  # two stay, however slowly bytes come
             second_s, _ = self._seen[1]
@@ -62,7 +64,9 @@ class DownloadProgress:
     def _shown_silence(self) -> int | None:
         """Seconds without a byte as they are shown, in whole ones; None without a stall."""
         silent_s = self.silent_s
-        return None if silent_s is None else int(silent_s)
+        if silent_s is None:
+            return None
+        return int(silent_s)
 
     @property
     def silent_s(self) -> float | None:
@@ -70,8 +74,10 @@ class DownloadProgress:
         if self._now is None or self._now.stage != "downloading":
             return None
         last_s, _ = self._seen[-1]
-        silent = self._at - last_s
-        return silent if silent >= _SILENT_S else None
+        silent_s = self._at - last_s
+        if silent_s < _SILENT_S:
+            return None
+        return silent_s
 
     @property
     def active(self) -> bool:

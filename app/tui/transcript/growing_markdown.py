@@ -155,8 +155,11 @@ class GrowingMarkdown:
         # The last line may still grow, and then belong to the block right above it: `#` is a heading below a paragraph,
         # `#tag` is a line of the paragraph. The last block may also begin a line earlier: `| x |` and `|-` are the head
         # of a table, `| x |` and `|- a` are lines of the paragraph. A blank line above the last block rules this out.
-        if last > 0 and (begin := _first_line(tokens[blocks[last]])) >= len(source) - 2 and source[begin - 1].strip():
-            last -= 1
+        if last > 0:
+            begin = _first_line(tokens[blocks[last]])
+            is_young = begin >= len(source) - 2  # the block begins in one of the last two lines
+            if is_young and source[begin - 1].strip():
+                last -= 1
         # A list may be joined across a blank line: `2` below it is a paragraph, `2. b` is an item of it.
         if last > 0 and tokens[blocks[last - 1]].type in _LISTS:
             last -= 1
