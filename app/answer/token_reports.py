@@ -2,6 +2,8 @@
 
 `openai_form.py` uses them for requests and whole answers, `app.server.openai` for chunks of a stream, and
 `app.server.responses` the form of chats for both.
+
+Guards: tests/app/server/test_openai.py.
 """
 
 import itertools
@@ -20,11 +22,15 @@ MIN_LOGPROB = -9999.0
 
 def read_logprobs(wanted: object, top: object) -> int | None:
     """Return the number of best tokens that `logprobs` and `top_logprobs` ask for; None: off. Raises UsageError."""
-    count = 0 if top is None else read_value(Whole(0, MAX_TOP_LOGPROBS), "top_logprobs", top)
+    count = 0
+    if top is not None:
+        count = read_value(Whole(0, MAX_TOP_LOGPROBS), "top_logprobs", top)
     on = wanted is not None and read_value(Flag(), "logprobs", wanted)
-    if count and not on:
+    if on:
+        return count
+    if count:
         raise UsageError("top_logprobs needs logprobs: true")
-    return count if on else None
+    return None
 
 
 def chat_logprobs(tokens: Sequence[TokenReport]) -> dict[str, Any]:
@@ -59,7 +65,10 @@ def text_logprobs(tokens: Sequence[TokenReport], position: int = 0) -> dict[str,
 
 
 def _report(text: str, logprob: float, data: bytes | None) -> dict[str, object]:
-    """Return a token's report. data: its bytes if they are not those of the text."""
+    """Return a token's report. data: its bytes if they are not those of the text.
+
+    A text with U+FFFD stands for bytes that are no whole character; without `data` they are unknown.
+    """
     if data is None and "\ufffd" not in text:
         data = text.encode("utf-8", "surrogatepass")
     return {"token": text, "logprob": max(logprob, MIN_LOGPROB), "bytes": None if data is None else list(data)}

@@ -1,7 +1,11 @@
 """Full-text search over the messages of all sessions and branches.
 
-All words must occur as beginnings of words; accents and case are ignored. If the index finds nothing, the text is
-searched as a substring: the index does not split scripts written without spaces.
+All words must occur as beginnings of words; accents and case are ignored, by the tokenizer of `message_index` in
+`database.py`. If the index finds nothing, the text is searched as a substring: the index does not split scripts written
+without spaces. The screen of sessions, the line chat's `/search` and `headrace sessions` call `search`; the transcript
+scrolls to `best_line`.
+
+Guards: tests/app/sessions/test_store.py.
 """
 
 import re
@@ -16,7 +20,8 @@ from headrace.runtime.errors import SessionError
 
 _WORD = re.compile(r"\w+")  # "don't panic" has three: don, t, panic
 _LONGEST = 1000  # characters; SQLite limits patterns
-_AROUND = 40  # characters around a match
+_AROUND = 40  # characters around a match, in an excerpt of a substring
+_EXCERPT_TOKENS = 16  # words of an excerpt from the index, matches included
 _COLUMNS = "messages.id AS id, session_id, title, role, messages.created_at AS created_at"
 
 
@@ -29,14 +34,15 @@ def search(store: SessionStore, text: str, limit: int = 50) -> list[Hit]:
     if words:
         # Quoted: no operators of the query language.
         rows = store.db.rows(
-            f"SELECT {_COLUMNS}, snippet(message_index, 0, '«', '»', ' … ', 16) AS snippet FROM message_index"
+            f"SELECT {_COLUMNS}, snippet(message_index, 0, '«', '»', ' … ', {_EXCERPT_TOKENS}) AS snippet"
+            " FROM message_index"
             " JOIN messages ON messages.id = message_index.rowid JOIN sessions ON sessions.id = session_id"
             " WHERE message_index MATCH ? ORDER BY messages.id DESC LIMIT ?",
             *(" ".join(f'"{word}"*' for word in words), limit),
         )
     if rows or not text.strip():
         return [_hit(row, readable(row["snippet"])) for row in rows]
-    pattern = re.sub(r"([%_\\])", r"\\\1", text.strip())
+    pattern = re.sub(r"([%_\\])", r"\\\1", text.strip())  # 50% -> 50\%: LIKE would take it for any text
     rows = store.db.rows(
         f"SELECT {_COLUMNS}, content FROM messages JOIN sessions ON sessions.id = session_id"
         r" WHERE content LIKE ? ESCAPE '\' ORDER BY messages.id DESC LIMIT ?",
@@ -49,10 +55,13 @@ def best_line(lines: Sequence[str], text: str) -> int | None:
     """Return the index of the first line with most words of `text`; None if no line has any."""
     wanted = set(_WORD.findall(_folded(text)))
     counts = [_words_begun(line, wanted) for line in lines]
-    if not any(counts) and (whole := text.strip().casefold()):
+    whole = text.strip().casefold()
+    if whole and not any(counts):
         counts = [int(whole in line.casefold()) for line in lines]
     max_count = max(counts, default=0)
-    return counts.index(max_count) if max_count else None
+    if not max_count:
+        return None
+    return counts.index(max_count)
 
 
 def _words_begun(line: str, starts: set[str]) -> int:

@@ -3,6 +3,8 @@
 They share the weights. Ratios compare every format with the first, paired by round. `bench`'s command calls
 `check_formats` for any --kv, `peers.py` `peer_kv_type` for its one format, and `run.py` the other functions, which do
 nothing for one format.
+
+Guards: tests/app/bench/measure/test_kv_formats.py.
 """
 
 from collections.abc import Sequence
@@ -35,7 +37,9 @@ def check_formats(formats: Sequence[str], peers: Sequence[str]) -> None:
         raise UsageError("--vs needs one K/V format")
     kv = formats[0]
     for peer in peers:
-        peer_formats = ("f16",) if peer == "mlx-lm" else tuple(_LLAMA_CPP_NAMES)
+        peer_formats = tuple(_LLAMA_CPP_NAMES)
+        if peer == "mlx-lm":
+            peer_formats = ("f16",)
         if kv not in peer_formats:
             raise UsageError(
                 f"{peer} has no comparable K/V format {kv}",

@@ -6,6 +6,8 @@ tokens, so the prefix cache finds nothing else.
 
 `OwnEngine` is a `sample.Backend`, as the peers are. `measure` chooses by the kind of the test: a workload (`pair.py`),
 an arrival, a batch, or one sequence.
+
+Guards: tests/app/bench/measure/test_own.py.
 """
 
 import random
@@ -76,7 +78,7 @@ class OwnEngine:
         self._questions = questions or {}
         self._draft = draft
         self.rank_times: list[tuple[RankTimes, ...]] = []
-        """Times by rank of the decode steps that have them, one of every few; empty on one machine."""
+        """Times by rank of the decode steps that have them, one of _TIMED_EVERY; empty on one machine."""
         self.first_pass_report: Callable[[float], None] | None = None
         """Takes the seconds of a first pass that takes long; to be set before the first test."""
         self._num_pairs: Counter[Test] = Counter()  # measured of each workload
@@ -93,7 +95,8 @@ class OwnEngine:
         if test.kind == "workload":
             return self._pair(test)
         if test.kind == "arrival":
-            return measure_arrival(self._engine_of_batch(test.batch + 1), test, self._prompts(test), self._tokens)
+            engine = self._engine_of_batch(test.batch + 1)  # with room for the joining prompt
+            return measure_arrival(engine, test, self._prompts(test), self._tokens)
         if test.batch > 1:
             return self._together(test)
 
@@ -231,7 +234,10 @@ class OwnEngine:
             engine.timer.every = _TIMED_EVERY
 
     def _fresh(self, count: int) -> list[int]:
-        """Return random tokens whose first one began no earlier test, so that no cached prefix matches."""
+        """Return random tokens, so that no cached prefix matches.
+
+        The first one began no earlier test, until every token of the vocabulary has.
+        """
         self._first_token = (self._first_token + 1) % self._network.vocab_size
         return [self._first_token, *self._tokens(count - 1)]
 

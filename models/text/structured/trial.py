@@ -4,7 +4,9 @@ llguidance compiles some grammars for minutes and in gigabytes, and nothing ends
 is compiled there first: with the model's control tokens and single bytes as the vocabulary, which takes milliseconds.
 The process limits its own processor time and memory; the system ends it beyond them, and the next trial starts another.
 
-This file is that process's program as well: it imports llguidance alone.
+This file is that process's program as well: it imports llguidance alone. `grammars` has a `Trial` for each vocabulary.
+
+Guards: tests/models/text/structured/test_grammars.py.
 """
 
 import json
@@ -20,7 +22,7 @@ from weakref import finalize
 SECONDS = 2  # of processor time for one grammar
 MEMORY = 2 << 30  # bytes of the process
 _READY = "ready\n"
-_WALL = 15  # times its processor time: on a machine that other programs keep busy
+_WALL = 15  # seconds of the clock for each of SECONDS: other programs may keep the machine busy
 
 
 class TrialError(Exception):
@@ -122,7 +124,8 @@ def main(library: str) -> None:
     for index, text in vocabulary["controls"]:
         tokens[index] = text.encode("latin-1")
     free = (index for index, token in enumerate(tokens) if not token)
-    ids = dict(zip(map(bytes, zip(range(256))), free, strict=False))
+    # With fewer than 256 free ids, the last bytes have none.
+    ids = {bytes([value]): index for value, index in zip(range(256), free, strict=False)}
     for byte, index in ids.items():
         tokens[index] = byte
 
@@ -148,6 +151,7 @@ def main(library: str) -> None:
         grammar, limits = json.loads(line)
         used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+        # The limit counts from the process's start, in whole seconds.
         resource.setrlimit(resource.RLIMIT_CPU, (int(used) + SECONDS + 1, hard))
         signal.alarm(_WALL * SECONDS)
         with suppress(BaseException):  # which the program meets, too
