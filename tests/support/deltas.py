@@ -22,12 +22,15 @@ def delta(
     ttft_s: float | None = None,
     **more: Any,
 ) -> Delta:
-    """Return a delta. The text, and `more` of its step, are of the first step; of the answer's end without records.
+    """Return a delta of steps, or without records the end of an answer.
 
-    The text is content, unless `more` tells its kinds.
+    text: of the first step, or of the end. It is content, unless `more` has its thinking.
+    ttft_s: time to first token, if this delta has that token.
+    more: other fields of the first step's `TextChunk`, or of `Completed`.
     """
     summary: Any = None
-    more = more if "thinking" in more else {"content": text, **more}
+    if "thinking" not in more:
+        more = {"content": text, **more}
     if not records:
         return Delta(generation, [Completed(text, Finished("stop", summary), **more)], ttft_s)
     first, *others = records

@@ -89,8 +89,11 @@ def _serve_on_a_small_mac(
 ) -> None:
     gc.collect()  # what an example before left behind must not go while this one is weighed
     before = mx.get_active_memory()
-    draft = network if speculate == "draft" else None
-    room = int(ROOM * network.cost.kv_bytes(LIMIT)) * (1 if draft is None else 2)
+    draft = None
+    room = int(ROOM * network.cost.kv_bytes(LIMIT))
+    if speculate == "draft":  # the network drafts for itself, with K/V of the same size
+        draft = network
+        room *= 2
     working_set = before + room + memory.CACHE_LIMIT + _RESERVE
     host = replace(hardware.machine(), backend="metal", device_memory_bytes=working_set)
     patched.setattr(kv_budget, "budget", lambda: memory.budget(host))
@@ -98,13 +101,16 @@ def _serve_on_a_small_mac(
         network, context_limit=LIMIT, keep_prefix=keep, max_running=6, chunk_budget=SteadyPace(64), draft=draft
     )
     waiting = sorted(arrivals, key=lambda arrival: arrival.step)
-    running = list[tuple[int | None, Sequence]]()
+    running = list[tuple[int | None, Sequence]]()  # with the step in which each is cancelled
     for step in range(3000):
         while waiting and waiting[0].step <= step:
             arrival = waiting.pop(0)
             prompt = [(7 * i * i + 5 * arrival.same) % 96 for i in range(arrival.length)]
             request = Request(prompt, max_tokens=arrival.output, speculate=speculate)
-            running.append((None if arrival.ends is None else step + arrival.ends, engine.submit(request)))
+            end = None
+            if arrival.ends is not None:
+                end = step + arrival.ends
+            running.append((end, engine.submit(request)))
         for end, sequence in running:
             if end == step:
                 engine.cancel(sequence)
@@ -135,10 +141,16 @@ def test_a_kept_packed_cache_is_freed_if_memory_is_short(networks: dict[str, Dec
 
 def _allocated(kv: Any) -> int:
     """Return the bytes of K/V by the backend's accounts."""
-    own = kv.allocated_bytes if isinstance(kv, BufferBackend) else 0
-    return own + (kv.pool.storage.nbytes if kv.pool else 0)
+    total = 0
+    if isinstance(kv, BufferBackend):
+        total = kv.allocated_bytes
+    if kv.pool:
+        total += kv.pool.storage.nbytes
+    return total
 
 
 def _ahead(kv: Any) -> int:
     """Return the bytes by which slabs of blocks, at most so many at once, may be ahead of what is reserved."""
-    return 0 if isinstance(kv, BufferBackend) else MAX_SLAB * int(kv.pool.storage.block_bytes(0))
+    if isinstance(kv, BufferBackend):
+        return 0
+    return MAX_SLAB * int(kv.pool.storage.block_bytes(0))
