@@ -54,8 +54,12 @@ def _in_groups(wanted: KVFormat, dims: Iterable[int], scale_bytes: int) -> KVFor
 
     scale_bytes: of a scale and an offset, which are as wide as K/V.
     """
+    bits = wanted.keys.bits
     group = min(reference.packed_format(wanted, dim).keys.group for dim in dims)
-    coding = Coding(wanted.keys.bits, group, scale_bytes)
+    if bits == 5:  # which mlx-lm's caches cannot have: they give each dword a whole number of codes
+        bits = 4
+        group = 32
+    coding = Coding(bits, group, scale_bytes)
     return replace(wanted, keys=coding, values=coding)
 
 

@@ -3,8 +3,10 @@
 The size of a KV cache entry comes from its `KVFormat`, never from a dtype: a format may store several values together.
 
 Packed formats store integers of a few bits. A group of values along the head dimension shares a float16 scale: 8 bits
-mean scale * (n - 128); 4 bits also share an offset and mean scale * n + offset. The byte order inside a block is
-defined by the kernels (runtime/native/core/packed.h).
+mean scale * (n - 128), 5 bits scale * (n - 16). The byte order inside a block is defined by the kernels
+(runtime/native/core/packed.h).
+
+`q4` and `k8v4` have their names from 4 bits with a scale and an offset for 32 values, which take as many bytes.
 
 A new format is a constant and an entry of `FORMATS`; its name is then a choice of `--kv` and part of stored blocks'
 keys, so a name keeps its meaning. The kernels have to read its bits and groups. `reference.packed_format` gives the
@@ -31,7 +33,10 @@ class Coding:
 
     def row_bytes(self, head_dim: int) -> int:
         """Return the bytes of one head's row."""
-        return head_dim * self.bits // 8 + -(-head_dim // self.group) * self.group_bytes
+        groups = -(-head_dim // self.group)
+        if self.bits == 5:  # the fifth bits are those of whole groups
+            return head_dim // 2 + groups * (self.group // 8 + self.group_bytes)
+        return head_dim * self.bits // 8 + groups * self.group_bytes
 
     @property
     def bytes_per_value(self) -> Fraction:
@@ -94,14 +99,14 @@ def _plain(name: str, dtype_name: str, bits: int) -> KVFormat:
 
 
 _EIGHT = Coding(8, group=32, group_bytes=2)  # a group has a scale in float16
-_FOUR = Coding(4, group=32, group_bytes=4)  # a group has a scale and an offset in float16
+_FIVE = Coding(5, group=64, group_bytes=2)
 
 FLOAT32 = _plain("f32", "float32", 32)
 FLOAT16 = _plain("f16", "float16", 16)
 BFLOAT16 = _plain("bf16", "bfloat16", 16)
 Q8 = KVFormat("q8", _EIGHT, _EIGHT)
-K8V4 = KVFormat("k8v4", _EIGHT, _FOUR)
-Q4 = KVFormat("q4", _FOUR, _FOUR)
+K8V4 = KVFormat("k8v4", _EIGHT, _FIVE)
+Q4 = KVFormat("q4", _FIVE, _FIVE)
 
 FORMATS = (FLOAT16, Q8, K8V4, Q4)
 """Formats for `--kv`, largest first. FLOAT16 stands for the unquantized format of the operations in use."""

@@ -63,7 +63,10 @@ def _value(side: str) -> str:
     at = f"batch * {side}_{{0}}_strides[0] + kv * {side}_{{0}}_strides[1] + n * {side}_{{0}}_strides[2]"
     bits = f"{side.upper()}_BITS"
     group = f"{side.upper()}_GROUP"
-    code = f"({side}_codes[{at.format('codes')} + i * {bits} / 32] >> (i * {bits} % 32)) & ((1u << {bits}) - 1)"
+    word = f"{side}_codes[{at.format('codes')} + i * {bits} / 32"
+    # A code of 5 bits may begin in one dword and end in the next.
+    rest = f"(i * {bits} % 32 + {bits} > 32 ? {word} + 1] << (32 - i * {bits} % 32) : 0u)"
+    code = f"({word}] >> (i * {bits} % 32) | {rest}) & ((1u << {bits}) - 1)"
     scale, offset = (
         f"float({side}_{part}[{at.format(part)} + i / {group} * {side}_{part}_strides[3]])"
         for part in ("scales", "offsets")

@@ -69,13 +69,10 @@ def supports_packed(head_dim: int) -> bool:
 
 
 def packed_format(kv: KVFormat, head_dim: int) -> KVFormat:
-    """Return the MLX layout of a packed format: all groups have an offset, and 8-bit groups 64 values if possible."""
-
-    def coding(wanted: Coding) -> Coding:
-        group = 64 if wanted.bits == 8 and head_dim % 64 == 0 else 32
-        return Coding(wanted.bits, group, group_bytes=4)
-
-    return replace(kv, keys=coding(kv.keys), values=coding(kv.values))
+    """Return the MLX layout of a packed format: groups have an offset, and 64 values if possible."""
+    group = 64 if head_dim % 64 == 0 else 32
+    keys, values = (Coding(coding.bits, group, group_bytes=4) for coding in (kv.keys, kv.values))
+    return replace(kv, keys=keys, values=values)
 
 
 def grow(buffer: mx.array, capacity: int) -> mx.array:

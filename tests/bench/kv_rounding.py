@@ -37,7 +37,7 @@ ROWS = 128  # of logits at a time
 class Rounding(NamedTuple):
     """A way to store keys or values.
 
-    bits, group: of codes, and numbers that share a scale; 4 bits have an offset, too.
+    bits, group: of codes, and numbers that share a scale; 4 bits have an offset, too, 5 and 8 do not.
     turn: the transform before rounding: none; Hadamard; Hadamard with the pair of channels that is largest in a head in
         the place of the first, which is in the groups' offsets alone; the same with a head's principal directions.
     centred: the mean of a head is subtracted, and added again.
@@ -56,6 +56,7 @@ class Rounding(NamedTuple):
 
 Form = dict[str, Rounding]
 """The roundings of "keys" and "values"; without one they are exact."""
+_FIVE = Rounding(5, 64)
 _PRINCIPAL = Rounding(turn="principal")
 _BEST_KEYS = Rounding(turn="principal", feedback=0.3)
 FORMS: dict[str, Form] = {
@@ -75,9 +76,13 @@ FORMS: dict[str, Form] = {
     "values, feedback": {"values": Rounding(feedback=0.3)},
     "values, principal, feedback": {"values": _BEST_KEYS},
     "values, groups of 16": {"values": Rounding(group=16)},
-    "k8v4": {"keys": Rounding(8), "values": Rounding()},
+    "keys, 5 bits": {"keys": _FIVE},
+    "values, 5 bits": {"values": _FIVE},
+    "k8v4": {"keys": Rounding(8), "values": _FIVE},
+    "k8v4, 4 bits": {"keys": Rounding(8), "values": Rounding()},
     "k8v4, values principal, feedback": {"keys": Rounding(8), "values": _BEST_KEYS},
-    "q4": {"keys": Rounding(), "values": Rounding()},
+    "q4": {"keys": _FIVE, "values": _FIVE},
+    "q4, 4 bits": {"keys": Rounding(), "values": Rounding()},
     "q4, keys principal": {"keys": _PRINCIPAL, "values": Rounding()},
     "q4, keys principal, feedback": {"keys": _BEST_KEYS, "values": Rounding()},
     "q4, both principal, feedback": {"keys": _BEST_KEYS, "values": _BEST_KEYS},
@@ -234,7 +239,7 @@ def rounded(rows: Array, rounding: Rounding, readers: Array) -> Array:
     """Return rows (T, D) as they are read back from codes."""
     count, dim = rows.shape
     if rounding.feedback is None:
-        groups = rows.reshape(count, -1, rounding.group)
+        groups = rows.reshape(count, -1, min(rounding.group, dim))
         return decoded(groups, *scale_of(groups, rounding.bits), rounding.bits).reshape(count, dim)
     damped = readers + rounding.feedback * np.trace(readers) / dim * np.eye(dim)
     # As in GPTQ (arXiv:2210.17323): row i has the shares of an error of number i that the later numbers take over.
@@ -253,10 +258,12 @@ def rounded(rows: Array, rounding: Rounding, readers: Array) -> Array:
 
 def scale_of(groups: Array, bits: int) -> tuple[Array, Array]:
     """Return scale and offset (..., 1) of groups (..., numbers), in half precision."""
-    if bits == 8:
-        largest = np.abs(groups).max(axis=-1, keepdims=True)
-        scale = (largest / 127).astype(np.float16).astype(np.float32)
-        return np.maximum(scale, 1e-8), -128 * scale
+    if bits != 4:
+        zero = 2 ** (bits - 1)  # the code of 0: one more stands for numbers below 0 than above
+        above = groups.max(axis=-1, keepdims=True) / (zero - 1)
+        below = groups.min(axis=-1, keepdims=True) / -zero
+        scale = np.maximum(np.maximum(above, below).astype(np.float16).astype(np.float32), 1e-8)
+        return scale, -zero * scale
     offset = groups.min(axis=-1, keepdims=True).astype(np.float16).astype(np.float32)
     scale = (groups.max(axis=-1, keepdims=True) - offset) / (2**bits - 1)
     return np.maximum(scale.astype(np.float16).astype(np.float32), 1e-8), offset

@@ -694,7 +694,7 @@ for (int64_t n = first + group; n <= last; n += GROUPS) {
   float score = 0.0f;
   for (int j = 0; j < D / 32; ++j) {
     const int i = lane * (D / 32) + j;
-    score += query[j] * (float(k_scales[batch * k_scales_strides[0] + kv * k_scales_strides[1] + n * k_scales_strides[2] + i / K_GROUP * k_scales_strides[3]]) * float((k_codes[batch * k_codes_strides[0] + kv * k_codes_strides[1] + n * k_codes_strides[2] + i * K_BITS / 32] >> (i * K_BITS % 32)) & ((1u << K_BITS) - 1)) + float(k_offsets[batch * k_offsets_strides[0] + kv * k_offsets_strides[1] + n * k_offsets_strides[2] + i / K_GROUP * k_offsets_strides[3]]));
+    score += query[j] * (float(k_scales[batch * k_scales_strides[0] + kv * k_scales_strides[1] + n * k_scales_strides[2] + i / K_GROUP * k_scales_strides[3]]) * float((k_codes[batch * k_codes_strides[0] + kv * k_codes_strides[1] + n * k_codes_strides[2] + i * K_BITS / 32] >> (i * K_BITS % 32) | (i * K_BITS % 32 + K_BITS > 32 ? k_codes[batch * k_codes_strides[0] + kv * k_codes_strides[1] + n * k_codes_strides[2] + i * K_BITS / 32 + 1] << (32 - i * K_BITS % 32) : 0u)) & ((1u << K_BITS) - 1)) + float(k_offsets[batch * k_offsets_strides[0] + kv * k_offsets_strides[1] + n * k_offsets_strides[2] + i / K_GROUP * k_offsets_strides[3]]));
   }
   score = simd_sum(score);
   score = SOFTCAP != 0 ? metal::precise::tanh(score / softcap) * softcap : score;
@@ -704,7 +704,7 @@ for (int64_t n = first + group; n <= last; n += GROUPS) {
   sum = sum * kept + weight;
   for (int j = 0; j < D / 32; ++j) {
     const int i = lane * (D / 32) + j;
-    held[j] = held[j] * kept + weight * (float(v_scales[batch * v_scales_strides[0] + kv * v_scales_strides[1] + n * v_scales_strides[2] + i / V_GROUP * v_scales_strides[3]]) * float((v_codes[batch * v_codes_strides[0] + kv * v_codes_strides[1] + n * v_codes_strides[2] + i * V_BITS / 32] >> (i * V_BITS % 32)) & ((1u << V_BITS) - 1)) + float(v_offsets[batch * v_offsets_strides[0] + kv * v_offsets_strides[1] + n * v_offsets_strides[2] + i / V_GROUP * v_offsets_strides[3]]));
+    held[j] = held[j] * kept + weight * (float(v_scales[batch * v_scales_strides[0] + kv * v_scales_strides[1] + n * v_scales_strides[2] + i / V_GROUP * v_scales_strides[3]]) * float((v_codes[batch * v_codes_strides[0] + kv * v_codes_strides[1] + n * v_codes_strides[2] + i * V_BITS / 32] >> (i * V_BITS % 32) | (i * V_BITS % 32 + V_BITS > 32 ? v_codes[batch * v_codes_strides[0] + kv * v_codes_strides[1] + n * v_codes_strides[2] + i * V_BITS / 32 + 1] << (32 - i * V_BITS % 32) : 0u)) & ((1u << V_BITS) - 1)) + float(v_offsets[batch * v_offsets_strides[0] + kv * v_offsets_strides[1] + n * v_offsets_strides[2] + i / V_GROUP * v_offsets_strides[3]]));
   }
 }
 

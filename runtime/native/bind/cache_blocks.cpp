@@ -161,8 +161,8 @@ LayerBlocks Pass::layer(int group, int index, const AttendCall& plan) const {
 }
 
 Packings packings_of(int key_bits, int key_group, int value_bits, int value_group) {
-  require((key_bits == 8 || key_bits == 4) && (value_bits == 8 || value_bits == 4), "K/V are packed to 8 or 4 bits");
-  require((key_group == 32 || key_group == 64) && (value_group == 32 || value_group == 64), "groups of K/V have 32 or 64 numbers");
+  const auto packs = [](int bits, int group) { return (bits == 8 && group == 32) || ((bits == 8 || bits == 5) && group == 64); };
+  require(packs(key_bits, key_group) && packs(value_bits, value_group), "K/V are packed to 8 bits in groups of 32 or 64, or to 5 of 64");
   return {{key_bits, key_group}, {value_bits, value_group}};
 }
 

@@ -76,7 +76,6 @@ struct Packing {
   int bits = 0;
   int group = 0;  // numbers per scale; the last group of a head may have fewer
 
-  [[gnu::always_inline]] bool offset() const { return bits == 4; }
   [[gnu::always_inline]] int64_t groups(int64_t dim) const { return (dim + group - 1) / group; }
 };
 

@@ -83,13 +83,13 @@ void shape(std::vector<float>& numbers, const Case& c, int64_t dim, bool values)
 void check_codes(const Kernels& kernels, const Packing& packing, int64_t dim, const float* wanted, const float* got) {
   for (int64_t begin = 0; begin < dim; begin += packing.group) {
     const int64_t end = std::min(dim, begin + packing.group);
-    double low = wanted[begin], high = low, largest = 0;
+    const double below = 1 << (packing.bits - 1), above = below - 1;  // codes
+    double largest = 0, step = 0;
     for (int64_t d = begin; d < end; ++d) {
-      low = std::min<double>(low, wanted[d]);
-      high = std::max<double>(high, wanted[d]);
       largest = std::max<double>(largest, std::fabs(wanted[d]));
+      step = std::max<double>(step, wanted[d] > 0 ? wanted[d] / above : -wanted[d] / below);
     }
-    const double step = packing.bits == 8 ? largest / 127 : (high - low + largest * 0x1p-10) / 15;
+    step += largest * 0x1p-10 / above;
     for (int64_t d = begin; d < end; ++d) {
       const double off = std::fabs(double{got[d]} - wanted[d]);
       check(off <= step * (0.5 + 0x1p-9) + largest * 1e-6 + 3e-8, "packed number", kernels.name);
@@ -140,7 +140,7 @@ std::vector<double> decode_bounds(const Case& c, const std::vector<Seen>& seen, 
     for (size_t d = 0; d < out.size(); ++d) bounds[d] += 2 * moved * seen[i].weight * std::fabs(seen[i].value[d] - out[d]);
   }
   // In a chunk: half a unit for every entry, which is weighed with its code.
-  const double codes = c.packings.values.bits == 8 ? 127 : 15;
+  const double codes = (1 << (c.packings.values.bits - 1)) - 1;
   for (int64_t i = 0; i < entries;) {
     const int64_t end = std::min(entries, ((first + i) / kBlock + 1) * kBlock - first);
     double added = 0, weights = 0;
@@ -310,30 +310,28 @@ void test_same_bits(const Kernels& kernels, const Packings& packings, Phase phas
 }  // namespace
 
 void test_packed(const Kernels& kernels) {
+  constexpr Packing kPackings[] = {{8, 32}, {8, 64}, {5, 64}};
   int turn = 0;
-  for (const int key_bits : {8, 4}) {
-    for (const int value_bits : {8, 4}) {
-      for (const int group : {32, 64}) {
-        const Packings packings{{key_bits, group}, {value_bits, group}};
-        for (const int64_t dim : {16, 48, 64, 80, 112, 128, 256}) {
-          const int64_t shared = turn++ % 5 + 1, kv_heads = turn % 2 + 1;
-          for (const int64_t length : {1, 3, 9}) {
-            test_case(kernels, {.packings = packings, .length = length, .heads = kv_heads * shared, .kv_heads = kv_heads,
-                                .dim = dim, .offset = 150, .window = turn % 3 == 0 ? 70 : 0,
-                                .softcap = turn % 4 == 0 ? 5.0f : 0.0f, .learned = turn % 2 == 0});
-          }
-        }
-        for (const int64_t offset : {0, 1, 15, 127, 128, 900}) {
-          for (const int64_t length : {1, 2, 20}) test_case(kernels, {.packings = packings, .length = length, .offset = offset});
-        }
-        for (const bool outliers : {false, true}) {
-          for (const int64_t length : {2, 20}) {
-            test_case(kernels, {.packings = packings, .length = length, .offset = 400, .sink = true, .outliers = outliers});
-            test_case(kernels, {.packings = packings, .length = length, .offset = 300, .outliers = outliers});
-          }
+  for (const Packing& keys : kPackings) {
+    for (const Packing& values : kPackings) {
+      const Packings packings{keys, values};
+      for (const int64_t dim : {16, 48, 64, 80, 112, 128, 256}) {
+        const int64_t shared = turn++ % 5 + 1, kv_heads = turn % 2 + 1;
+        for (const int64_t length : {1, 3, 9}) {
+          test_case(kernels, {.packings = packings, .length = length, .heads = kv_heads * shared, .kv_heads = kv_heads,
+                              .dim = dim, .offset = 150, .window = turn % 3 == 0 ? 70 : 0,
+                              .softcap = turn % 4 == 0 ? 5.0f : 0.0f, .learned = turn % 2 == 0});
         }
       }
-      const Packings packings{{key_bits, 32}, {value_bits, 32}};
+      for (const int64_t offset : {0, 1, 15, 127, 128, 900}) {
+        for (const int64_t length : {1, 2, 20}) test_case(kernels, {.packings = packings, .length = length, .offset = offset});
+      }
+      for (const bool outliers : {false, true}) {
+        for (const int64_t length : {2, 20}) {
+          test_case(kernels, {.packings = packings, .length = length, .offset = 400, .sink = true, .outliers = outliers});
+          test_case(kernels, {.packings = packings, .length = length, .offset = 300, .outliers = outliers});
+        }
+      }
       for (const Phase phase : {Phase::prefill, Phase::decode}) {
         for (const int64_t window : {0, 100, 700}) test_same_bits(kernels, packings, phase, window);
         for (const float with : {std::nanf(""), std::numeric_limits<float>::infinity(), 1e38f}) {

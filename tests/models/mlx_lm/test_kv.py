@@ -82,7 +82,8 @@ def test_bytes_are_those_of_the_arrays(directory: Path, kv: KVFormat) -> None:
     assert cache.committed_bytes == 2 * len(PROMPT) * held
     assert cache.allocated_bytes == sum(array.nbytes for _, array in tree_flatten([p.keys for p in cache.parts])) * 2
     # Scales and offsets are as wide as K/V, which are in float32 here.
-    assert held == plain.cost.kv_bytes_per_token * (kv.keys.bits + 64 / network.kv_format.keys.group) / 32
+    bits = {"q8": 8, "q4": 4}[kv.name]
+    assert held == plain.cost.kv_bytes_per_token * (bits + 64 / network.kv_format.keys.group) / 32
     assert network.cost.weight_bytes == plain.cost.weight_bytes
 
 

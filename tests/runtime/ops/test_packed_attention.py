@@ -41,7 +41,7 @@ def attended(kv: KVFormat, spec: AttentionSpec, qkv: mx.array, cuts: list[tuple[
 
 def step(coding: Coding, largest: float) -> float:
     """Return the largest distance of neighbouring codes, for numbers up to `largest`."""
-    return largest / 127 if coding.bits == 8 else 2 * largest / 15 * 1.002
+    return largest / (2 ** (coding.bits - 1) - 1) * 1.002
 
 
 @settings(max_examples=25, deadline=None)

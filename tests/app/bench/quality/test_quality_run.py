@@ -133,7 +133,7 @@ def test_formats_of_kv_cost_the_more_the_fewer_bits_they_have(plain: Path) -> No
     q8, k8v4, q4 = every.values()
     assert 0 < q8["kl_mean"]["value"] < k8v4["kl_mean"]["value"] < q4["kl_mean"]["value"]
     assert q8["kl_mean"]["value"] < 1e-3
-    for entry, share in ((q8, 0.56), (k8v4, 0.45), (q4, 0.33)):
+    for entry, share in ((q8, 0.54), (k8v4, 0.47), (q4, 0.41)):  # heads of 32: the fifth bits are those of 64
         assert entry["kind"] == "kv"
         assert entry["kv_bytes_ratio"] <= share
         assert entry["weight_bytes_per_step"] == found["reference"]["weight_bytes_per_step"]
