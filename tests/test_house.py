@@ -67,7 +67,7 @@ def test_completing_a_models_name_imports_nothing_heavy(tmp_path: Path) -> None:
 
 @pytest.mark.real
 def test_an_ordinary_run_of_the_default_model_starts_lean(tmp_path: Path, default_model: Path) -> None:
-    """It imports mlx, tokenizers, jinja2 for the chat template, click. Nothing else that is large."""
+    """It imports mlx, tokenizers, click. Nothing else that is large."""
     home = default_model.parents[2]
     modules = imported_by(tmp_path, "run", "Say hello.", "-n", "2", home=home)
     assert {"mlx", "tokenizers"} <= modules

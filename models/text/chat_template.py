@@ -1,23 +1,21 @@
 """Rendering of chat messages to prompt text with a checkpoint's template.
 
-`control_tokens` decides which spans become control tokens; `template_sandbox` runs the template. jinja2 is imported
-when the first template is compiled.
+`control_tokens` decides which spans become control tokens. `template_process` runs the template, in a process of its
+own.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.checkpoint.side_file import has_side_file, read_side_file
+from headrace.models.text.template_process import TemplateLimits, compile_template, render_template, variables_of
 from headrace.models.text.template_text import TemplateText
 from headrace.runtime.errors import CheckpointError, UsageError
 
-if TYPE_CHECKING:
-    import jinja2
-
-_MAX_BYTES = 1 << 20  # of a file; `template_sandbox` accepts far less
+_MAX_BYTES = 1 << 20  # of a file; `template_process` accepts far less
 
 Message = Mapping[str, object]  # {"role": ..., "content": str | list of parts, ...} as in the OpenAI chat API
 
@@ -27,9 +25,16 @@ _COMMON_VARIABLES = frozenset(["messages", "tools", "documents", "add_generation
 _PROBE = "probeone"  # a message's text
 _PROBE_SECONDS = 0.2  # of processor time: templates take 0.1 ms for a message
 
+# Processor time on top of the limit for a short conversation. Most templates take 0.1 ms per message; those that walk
+# all messages for each one take 10 ms at 1,000 rounds. Templates walk the schema of each tool.
+_SECONDS_PER_MESSAGE = 0.02
+_SECONDS_PER_TOOL = 0.03
+
 # A closed list of texts that count as the template's own, since templates paste the role between the halves of a
 # control token (`<|` + role + `|>`).
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
+
+_LIMITS = TemplateLimits()  # of short conversations
 
 # Vocabularies without these tokens. Templates that add them to a text fail where they are undefined.
 _NO_TOKENS = {"bos_token": "", "eos_token": ""}
@@ -38,25 +43,33 @@ _NO_TOKENS = {"bos_token": "", "eos_token": ""}
 class ChatTemplate:
     """The named templates of one checkpoint: `default`, and sometimes `tool_use`."""
 
-    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str] | None = None) -> None:
-        """special_tokens: variables with which templates write control tokens: bos_token, eos_token, ..."""
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        special_tokens: Mapping[str, str] | None = None,
+        limits: TemplateLimits = _LIMITS,
+    ) -> None:
+        """Check and compile nothing yet.
+
+        special_tokens: variables with which templates write control tokens: bos_token, eos_token, ...
+        limits: of a short conversation; others get more
+        """
         if not sources:
             raise CheckpointError("a chat template needs at least one source")
         self.sources = dict(sources)
         named = {**_NO_TOKENS, **(special_tokens or {})}
         self._special_tokens = {name: TemplateText(text) for name, text in named.items()}
-        self._compiled: dict[str, jinja2.Template] = {}
+        self._limits = limits
 
     def compile(self) -> None:
-        """Import jinja2 and compile the default template, for example on a thread while weights load."""
-        self._template(None)
+        """Compile the default template, for example on a thread while weights load."""
+        compile_template(self._source(None), self._limits)
 
     @cached_property
     def variables(self) -> frozenset[str]:
         """Names of the variables that the sources read, without those of every template."""
-        from headrace.models.text.template_sandbox import variables_of
-
-        names = frozenset(name for source in self.sources.values() for name in variables_of(source))
+        read = (variables_of(source, self._limits) for source in self.sources.values())
+        names: frozenset[str] = frozenset().union(*read)
         return names - _COMMON_VARIABLES - self._special_tokens.keys()
 
     def render(
@@ -71,18 +84,19 @@ class ChatTemplate:
 
         Raises UsageError for malformed messages, CheckpointError if the template fails or is refused.
         """
-        from headrace.models.text.template_sandbox import render_template
-
         plain = _plain_messages(messages)
+        offered = None if tools is None else _plain_data(tools)
         given = {
             **self._special_tokens,
             "documents": None,
-            **variables,
-            "tools": None if tools is None else _plain_data(tools),
+            **{name: _plain_data(value) for name, value in variables.items()},
+            "tools": offered,
             "add_generation_prompt": add_generation_prompt,
             "messages": [_with_parts(message) for message in plain] if self._wants_parts else plain,
         }
-        return render_template(self._template(given["tools"]), given)
+        more_seconds = _SECONDS_PER_MESSAGE * len(messages) + _SECONDS_PER_TOOL * len(tools or ())
+        limits = replace(self._limits, seconds=self._limits.seconds + more_seconds)
+        return render_template(self._source(offered), given, limits)
 
     @cached_property
     def _wants_parts(self) -> bool:
@@ -92,26 +106,20 @@ class ChatTemplate:
 
     def _shows_probe(self, message: Message) -> bool:
         """Return whether the template shows a message with the text _PROBE."""
-        from headrace.models.text.template_sandbox import render_template
-
         given = {**self._special_tokens, "documents": None, "tools": None, "messages": [message]}
+        limits = replace(self._limits, seconds=min(self._limits.seconds, _PROBE_SECONDS))
         try:
-            return _PROBE in render_template(self._template(None), given, _PROBE_SECONDS)
+            return _PROBE in render_template(self._source(None), given, limits)
         except CheckpointError:
             return False
 
-    def _template(self, tools: object) -> "jinja2.Template":
-        """Return the compiled template for a conversation with these tools, or without any."""
-        from headrace.models.text.template_sandbox import compile_template
-
-        name = "default"
+    def _source(self, tools: object) -> str:
+        """Return the template for a conversation with these tools, or without any."""
         if tools and "tool_use" in self.sources:
-            name = "tool_use"
-        if name not in self.sources:
-            name = next(iter(self.sources))
-        if name not in self._compiled:
-            self._compiled[name] = compile_template(self.sources[name])
-        return self._compiled[name]
+            return self.sources["tool_use"]
+        if "default" in self.sources:
+            return self.sources["default"]
+        return next(iter(self.sources.values()))
 
 
 def read_sources(directory: Path, tokenizer_config: Mapping[str, object]) -> dict[str, str]:
@@ -199,4 +207,4 @@ def _plain_data(value: object) -> object:
         return {str(key): _plain_data(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
         return [_plain_data(item) for item in value]
-    raise UsageError(f"a chat message contains a {type(value).__name__}, which is not JSON data")
+    raise UsageError(f"a chat contains a {type(value).__name__}, which is not JSON data")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_TEXT = 8_000_000  # characters of a prompt, or of any text that a template makes
+MAX_TEXT = 8_000_000  # characters of a prompt
 _LONGEST_S = 1.5  # that any call may take
 _PER_CHARACTER_S = 20e-6  # and per character: tokenizers in common use take 0.2e-6 to 2e-6
 _LOOK_S = 0.05  # between looks at the limit
@@ -61,6 +61,11 @@ def encoding_ends(stop: Callable[[], bool], most_tokens: int | None = None) -> I
     finally:
         _stop.reset(earlier_stop)
         _most_tokens.reset(earlier_most)
+
+
+def is_stopped() -> bool:
+    """Return whether the caller's `encoding_ends` asks to end."""
+    return _stop.get()()
 
 
 def limited(call: Callable[[], T], characters: int) -> T:
@@ -123,7 +128,7 @@ def _wait(thread: Thread, deadline: _Deadline) -> None:
         thread.join(_LOOK_S)
         if not thread.is_alive():
             return
-        if _stop.get()():
+        if is_stopped():
             raise EncodingStoppedError("the tokenizer was stopped")
         if deadline.is_over:
             raise CheckpointError(

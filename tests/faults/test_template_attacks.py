@@ -1,17 +1,17 @@
 """Hostile chat templates: each gives one error line within the limits of time and memory, without running code."""
 
-import itertools
-import sys
+import resource
 
 import pytest
 
-from headrace.models.text import template_limits
+from headrace.models.text import template_process
 from headrace.models.text.chat_template import ChatTemplate
-from headrace.models.text.template_sandbox import MAX_SOURCE
+from headrace.models.text.template_process import MAX_SOURCE, TemplateLimits, render_template
 from headrace.runtime.errors import CheckpointError
 from tests.support.peak_memory import PeakMemory
 
 USER = [{"role": "user", "content": "hi"}]
+SMALL = TemplateLimits(seconds=0.1, memory=100_000_000, compile_seconds=0.3)
 
 
 def doubling(step: str, start: str = "'ab'", last: str = "{{ s }}") -> str:
@@ -19,6 +19,8 @@ def doubling(step: str, start: str = "'ab'", last: str = "{{ s }}") -> str:
     return "{% set s = " + start + " %}" + step * 40 + last
 
 
+# Two equal values without a common part.
+TWINS = "{% set t = 'ab' %}" + doubling("{% set s = (s, s) %}{% set t = (t, t) %}", last="")
 CODE = {
     "class": "{{ ''.__class__ }}",
     "mro": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
@@ -49,8 +51,6 @@ CODE = {
     "underscored field": "{% set m = messages[0] %}{% set m.__class__ = 1 %}",
     "field of a loop": "{% for m in messages %}{% set loop.index = 1 %}{% endfor %}",
     "text as arguments": "{{ namespace(*'ab') }}",
-    "dictionary as arguments": "{{ namespace(**messages[0]) }}",
-    "many arguments": "{% macro f() %}{{ varargs | length }}{% endmacro %}{{ f(*range(9999) | list) }}",
     "list cleared": "{{ messages.clear() }}",
     "mutation of a message": "{{ messages[0].update({'role': 'system'}) }}",
 }
@@ -79,9 +79,7 @@ BOMBS = {
     "multiplied numbers": doubling("{% set s = s * s %}", "3", "{{ s % 7 }}"),
     "plus": doubling("{% set s = s + s %}"),
     "tilde": doubling("{% set s = s ~ s %}"),
-    "item of itself": "{% set l = [] %}{% set _ = l.append(l) %}{{ l }}",
     "field of itself": "{% set m = messages[0] %}{% set m.a = m %}{{ m | tojson }}",
-    "printed field of itself": "{% set m = messages[0] %}{% set m.a = m %}{{ m }}",
     "compared field of itself": "{% set m = messages[0] %}{% set m.a = m %}{% set n = dict(m) %}{% set n.a = n %}"
     "{{ m == n }}",
     "grown after it is shared": "{% set a = [] %}{% set s = a %}"
@@ -127,10 +125,7 @@ WITHOUT_A_LOOP = {
     + "[]," * 5000
     + "]] %}{% endfor %}",
     "macros": LARGE + "{% macro f() %}{{ x }}{% endmacro %}" + "".join("{% set " + n + " = f() %}" for n in MANY),
-    "shared lists, compared": doubling("{% set s = [s, s] %}", last="").replace(
-        "{% set s =", "{% set t = s %}{% set s ="
-    )
-    + "{{ [s] == [t] }}",
+    "shared lists, compared": TWINS + "{{ s == t }}",
 }
 # One call of a method, a filter or a test does it all, inside C.
 IN_ONE_CALL = {
@@ -167,12 +162,34 @@ IN_ONE_CALL = {
     "hashed name": doubling("{% set s = (s, s) %}", last="{{ namespace([(s, 1)]) }}"),
     "hashed test": doubling("{% set s = (s, s) %}", last="{{ 1 is test(s) }}"),
     "hashed, unique": doubling("{% set s = (s, s) %}", last="{{ [s] | unique | list }}"),
-    "compared by a test": doubling("{% set t = s %}{% set s = (s, s) %}", last="{{ s is eq((t, t)) }}"),
-    "compared by a loop": doubling(
-        "{% set t = s %}{% set s = (s, s) %}",
-        last="{% for i in (0, 1) %}{{ loop.changed(s if i else (t, t)) }}{% endfor %}",
-    ),
+    "compared by a test": TWINS + "{{ s is eq(t) }}",
+    "compared by a loop": TWINS + "{% for i in (0, 1) %}{{ loop.changed(s if i else t) }}{% endfor %}",
     "an attribute's name": doubling("{% set s = (s, s) %}", last="{{ 1 | attr(s) }}"),
+}
+# Texts, integers and parts that an account of values in Python would miss.
+UNCOUNTED = {
+    "hashed arguments of a macro": "{% set ns = namespace(t=1) %}{% macro f() %}{% set ns.t = varargs %}{% endmacro %}"
+    + "{{ f(ns.t, ns.t) }}" * 40
+    + "{{ {}.get(ns.t) }}",
+    "deep key": "{% set ns = namespace(t=1) %}{% for i in range(99999) %}{% set ns.t = (ns.t,) %}{% endfor %}"
+    "{{ {}.get(ns.t) }}",
+    "set block of many texts": "{% set x = 'a' * 900000 %}{% set b %}" + "{{ x }}" * 900 + "{% endset %}",
+    "join of one text": "{% set x = 'a' * 9000000 %}" + "".join("{% set " + name + " = [x] | join %}" for name in MANY),
+    "replaced nothing": "{{ ('a' * 99999) | replace('', 'b' * 99999) | length }}",
+    "separators of JSON": "{{ range(9999) | list | tojson(separators=['x' * 99999, 'y']) | length }}",
+    "lines cut elsewhere": "{{ ('\\x0b' * 99999) | indent('x' * 9999, blank=true) | length }}",
+    "width in an index": "{{ '{:>{a[}]}}'.format(1, a={'}': 999999999}) }}",
+    "width beside a noncharacter": "{{ '\\uffff{:>{}}'.format(1, 999999999) | length }}",
+    "large integers": "{% set l = [] %}{% for i in range(99999) %}{% set _ = l.append(2 ** 99999) %}{% endfor %}",
+    "operands of a tilde": doubling("{% set s = [s, s] %}", last="{{ (s ~ '') | length }}"),
+    "long path of attributes": "{% set p = 'a' ~ '.a' * 400000 %}"
+    "{% for i in range(99999) %}{{ messages | map(attribute=p) | list | length }}{% endfor %}",
+    "recursive loop": "{% for a in range(9) recursive %}"
+    "{% if loop.depth < 9 %}{{ loop(range(100000)) }}{% endif %}{% endfor %}",
+    "spread in a call": "{{ range(*('Ω' * 90000000)) }}",
+    "spread in a filter": "{% set x = 'a' * 9000000 %}{{ 1 | default(*x) }}",
+    "spread in a test": "{% set x = 'a' * 9000000 %}{{ 1 is eq(*x) }}",
+    "check of a field as a filter": "{{ messages | map('-set_field', 'role', 'system') | list }}",
 }
 MALFORMED = {
     "unclosed": "{{ foo",
@@ -188,43 +205,55 @@ MALFORMED = {
 }
 
 
+BEYOND = (LOOPS, BOMBS, WITHOUT_A_LOOP, IN_ONE_CALL, UNCOUNTED)
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize(
     "source",
-    [
-        pytest.param(source, id=name)
-        for group in (CODE, LOOPS, BOMBS, WITHOUT_A_LOOP, IN_ONE_CALL, MALFORMED)
-        for name, source in group.items()
-    ],
+    [pytest.param(source, id=name) for group in (CODE, *BEYOND, MALFORMED) for name, source in group.items()],
 )
-def test_a_hostile_template_ends_in_one_line(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if source in LOOPS.values():
-        monkeypatch.setattr(template_limits, "MAX_SECONDS", 0.2)
+def test_a_hostile_template_ends_in_one_line(source: str) -> None:
     memory = PeakMemory()
     with pytest.raises(CheckpointError) as caught:
-        ChatTemplate({"default": source}).render(USER)
+        render_template(source, {"messages": USER}, SMALL)
     assert memory.grown() < 200e6
     message = str(caught.value)
     assert message.startswith("the chat template ")
     assert message.isprintable()
     assert len(message) < 300
+    if source in CODE.values():  # the sandbox refuses these; no limit has to end them
+        assert "process" not in message
 
 
-def test_a_value_within_itself_is_refused_whatever_the_recursion_limit() -> None:
-    """Programs raise the limit beyond what the stack holds."""
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(100_000)
-    try:
-        with pytest.raises(CheckpointError, match="it puts a value into itself"):
-            ChatTemplate({"default": "{% set l = [] %}{% set _ = l.append([l]) %}{{ l }}"}).render(USER)
-    finally:
-        sys.setrecursionlimit(limit)
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (LOOPS["nested"], "it runs for more than 0.1 seconds"),
+        (UNCOUNTED["hashed arguments of a macro"], "it runs for more than 0.1 seconds"),  # one operation in C
+        (BOMBS["times"], "it takes more than 100 MB"),
+        (UNCOUNTED["width beside a noncharacter"], "it takes more than 100 MB"),
+        ("{{ 'x' * 8000001 }}", "it writes a prompt of more than 8000000 characters"),
+    ],
+)
+def test_the_error_names_the_limit(source: str, reason: str) -> None:
+    with pytest.raises(CheckpointError, match=reason):
+        render_template(source, {}, SMALL)
 
 
-@pytest.mark.parametrize("filter_", ["list", "sort", "unique | list", "map('upper') | list", "join(',')", "max"])
-def test_a_long_text_is_refused_before_its_characters_become_values(filter_: str) -> None:
-    with pytest.raises(CheckpointError, match="works through more than"):
-        ChatTemplate({"default": LARGE + "{{ x | " + filter_ + " }}"}).render(USER)
+def test_one_operation_ends_at_its_limit() -> None:
+    """The processor time of the process, with its start, is close to the limit; the operation would take hours."""
+    template_process._process.end()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with pytest.raises(CheckpointError, match="seconds"):
+        render_template(UNCOUNTED["hashed arguments of a macro"], {}, SMALL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert 0.1 < after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2.5
+
+
+def test_a_value_within_itself_ends_no_program() -> None:
+    source = "{% set l = [] %}{% set _ = l.append([l]) %}{{ l }}"
+    assert render_template(source, {}, SMALL) == "[[[...]]]"
 
 
 def test_template_errors_are_sanitised() -> None:
@@ -246,38 +275,19 @@ def test_a_long_chat_is_within_the_limits() -> None:
     assert len(ChatTemplate({"default": source}).render(chat)) > 2_000_000
 
 
-def test_the_text_limit_grows_with_the_chat() -> None:
-    source = "{% for m in messages %}{{ m.content ~ m.content ~ m.content }}{% endfor %}"
-    assert len(ChatTemplate({"default": source}).render([{"role": "user", "content": "x" * 900_000}])) == 2_700_000
-    with pytest.raises(CheckpointError, match="1000200"):
-        ChatTemplate({"default": "{{ 'x' * 2700000 }}"}).render(USER)
-
-
-def test_a_long_chat_has_time_for_each_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = itertools.count()
-    monkeypatch.setattr(template_limits.time, "thread_time", lambda: next(clock) * 0.1)
-    source = "{% for m in messages %}{{ m.role }}: {{ m.content | trim }}\n{% endfor %}"
-    template = ChatTemplate({"default": source})
-    long = template.render([{"role": "user", "content": "word"} for _ in range(3000)])
-    assert len(long) == 3000 * len("user: word\n")
-    assert next(clock) * 0.1 > template_limits.MAX_SECONDS
-    with pytest.raises(CheckpointError, match="2 seconds"):
-        ChatTemplate({"default": LOOPS["nested"]}).render(USER)
-
-
-def test_a_templates_time_limit_grows_with_tools(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = itertools.count()
-    monkeypatch.setattr(template_limits.time, "thread_time", lambda: next(clock) * 0.5)
-    template = ChatTemplate({"default": "{% for i in range(400) %}x{% endfor %}"})
-    with pytest.raises(CheckpointError, match="2 seconds"):
+def test_the_time_limit_grows_with_messages_and_tools() -> None:
+    """Each message and each tool has processor time of its own."""
+    source = "{% for i in range(30) %}{% for j in range(99999) %}{% endfor %}{% endfor %}x"  # some 0.1 seconds
+    template = ChatTemplate({"default": source}, limits=TemplateLimits(seconds=0.01))
+    with pytest.raises(CheckpointError, match="seconds"):
         template.render(USER)
-    assert template.render(USER, tools=[{"name": "f"}] * 100) == "x" * 400
+    assert template.render(USER * 100) == "x"
+    assert template.render(USER, tools=[{"name": "f"}] * 100) == "x"
 
 
-def test_a_slow_template_takes_its_time_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before it is rendered, two looks tell whether it shows contents as lists: they end after a tenth of that."""
-    clock = itertools.count()
-    monkeypatch.setattr(template_limits.time, "thread_time", lambda: next(clock) * 0.01)
-    with pytest.raises(CheckpointError, match="2 seconds"):
-        ChatTemplate({"default": LOOPS["nested"]}).render(USER)
-    assert next(clock) * 0.01 < 1.5 * template_limits.MAX_SECONDS
+def test_the_memory_limit_grows_with_the_conversation() -> None:
+    source = "{% for m in messages %}{{ m.content ~ m.content ~ m.content }}{% endfor %}"
+    template = ChatTemplate({"default": source}, limits=TemplateLimits(memory=10_000_000))
+    assert len(template.render([{"role": "user", "content": "x" * 900_000}])) == 2_700_000
+    with pytest.raises(CheckpointError, match="10 MB"):
+        ChatTemplate({"default": "{{ 'x' * 20000000 }}"}, limits=TemplateLimits(memory=10_000_000)).render(USER)
