@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from fractions import Fraction
 from pathlib import Path
 
 import mlx.core as mx
@@ -27,12 +27,11 @@ from headrace.app.quantize.budget import QuantizationBudget, bytes_in_memory, la
 from headrace.app.quantize.sensitivity import Excerpt, Reference, Sensitivities, importances_of
 from headrace.models.checkpoint.quantization import Groups
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
-from headrace.models.checkpoint.text_part import text_part
 from headrace.models.cost.shape_sources import shape_of_checkpoint
 from headrace.models.loading.bit_choice import PartFormat, choose
 from headrace.models.loading.forcing import TeacherForcing
 from headrace.models.loading.load import load_model, load_resolved
-from headrace.models.loading.mixed_quantization import WeightGroup, quantizable_parts, write_mixed
+from headrace.models.loading.mixed_quantization import PlainModel, WeightGroup, plain_model, write_mixed
 from headrace.models.network.decoder import Decoder
 from headrace.models.registry.progress import Progress
 from headrace.models.registry.resolve import ResolvedModel, resolve
@@ -100,6 +99,7 @@ class QuantizedHere(Struct, frozen=True, kw_only=True):
     top1_agreement: Figure
     budget: str = ""
     predicted_kl: float = 0.0
+    leaves_head: bool = False  # the given model has a multi-token prediction head, and the copy has none
     formats: list[FormatCount] = []
 
 
@@ -130,18 +130,15 @@ class _Source:
     """The given model, with the facts of its headers."""
 
     model: ResolvedModel
-    checkpoint: Checkpoint
-    parts: Sequence[WeightGroup]
+    plain: PlainModel
 
     @property
-    def weights(self) -> int:
-        return sum(prod(info.shape) for info in text_part(self.checkpoint).tensors.values())
+    def checkpoint(self) -> Checkpoint:
+        return self.plain.checkpoint
 
     @property
-    def other_bytes(self) -> int:
-        """Bytes of the tensors that stay as they are."""
-        taken = {f"{module}.weight" for part in self.parts for module in part.shapes}
-        return sum(info.nbytes for name, info in text_part(self.checkpoint).tensors.items() if name not in taken)
+    def parts(self) -> Sequence[WeightGroup]:
+        return self.plain.parts
 
 
 def quantize(options: QuantizeOptions) -> Quantized:
@@ -150,7 +147,7 @@ def quantize(options: QuantizeOptions) -> Quantized:
     with drawn_progress(quiet=options.quiet) as progress:
         model = resolve(options.model, progress=progress)
         checkpoint = open_checkpoint(model.path)
-        source = _Source(model, checkpoint, quantizable_parts(checkpoint, model.name))
+        source = _Source(model, plain_model(checkpoint, model.name))
         [target, *_] = targets_for((options.chip,) if options.chip else (), None, others=False)
         _check_room(source, options.budget, target)
         name = options.name or _name_of(model, options.budget)
@@ -167,12 +164,13 @@ def quantize(options: QuantizeOptions) -> Quantized:
         formats = [(part, option.groups) for part, option in zip(source.parts, chosen, strict=True)]
 
         def build(directory: Path) -> dict[str, object]:
-            write_mixed(checkpoint, formats, measurements.importances, directory, progress)
+            write_mixed(source.plain, formats, measurements.importances, directory, progress)
             progress("measuring the result", 0, None)
             figures = replace(
                 _figures(directory, source, measurements.reference, measurements.scored, target),
                 budget=options.budget.describe(),
                 predicted_kl=sum(option.kl for option in chosen),
+                leaves_head=measurements.leaves_head,
                 formats=_counted(formats),
             )
             return {
@@ -223,11 +221,12 @@ def _name_of(model: ResolvedModel, budget: QuantizationBudget) -> str:
 def _check_room(source: _Source, budget: QuantizationBudget, target: TargetMachine) -> None:
     """Raise UsageError if a budget in bytes is smaller than the smallest result."""
     room = _room(source, budget, target)
-    least = source.other_bytes + sum(min(part.nbytes(groups) for groups in part.formats) for part in source.parts)
+    least = source.plain.other_bytes + sum(min(part.nbytes(groups) for groups in part.formats) for part in source.parts)
     if room is not None and room < least:
+        bits = least * 8 / source.plain.weights
         raise UsageError(
-            f"{source.model.name} takes {format_bytes(least)} ({least * 8 / source.weights:.2f} bits a weight) at "
-            f"least, and {budget.describe()} leave {format_bytes(max(room, 0))}",
+            f"{source.model.name} takes {format_bytes(least)} ({bits:.2f} bits a weight) at least, and "
+            f"{budget.describe()} leave {format_bytes(max(room, 0))}",
             "give a larger budget, or take a smaller model",
         )
 
@@ -235,7 +234,7 @@ def _check_room(source: _Source, budget: QuantizationBudget, target: TargetMachi
 def _room(source: _Source, budget: QuantizationBudget, target: TargetMachine) -> int | None:
     """Return the bytes of all weights that the budget allows; None for a speed."""
     if budget.bits is not None:
-        return int(budget.bits * source.weights / 8)
+        return int(budget.bits * source.plain.weights / 8)
     if budget.memory_bytes is not None:
         return bytes_in_memory(shape_of_checkpoint(source.checkpoint), target, budget.memory_bytes)
     return None
@@ -249,22 +248,25 @@ class _Measurements:
     scored: Excerpt
     sensitivities: Sensitivities  # of all parts
     importances: Mapping[str, mx.array]  # of columns, by part
+    leaves_head: bool  # the given model has a multi-token prediction head
 
 
 def _measure(source: _Source, options: QuantizeOptions, progress: Progress) -> _Measurements:
     """Load the given weights and measure all parts that have not been."""
     loaded = load_resolved(source.model, context=SCORED, progress=progress)
     decoder = loaded.network
-    if not isinstance(decoder, Decoder) or decoder.draft_head is not None:
+    if not isinstance(decoder, Decoder):
         raise UnsupportedModelError(
-            f"{source.model.name}: headrace does not choose bits next to a multi-token prediction head",
+            f"{source.model.name}: headrace does not choose bits for its architecture",
             f"`headrace pull {source.model.name} --quantize 4` quantizes all matrices alike",
         )
+    leaves_head = decoder.draft_head is not None
+    decoder.draft_head = None  # MLX's form has none, and logits do not depend on it
     measured, scored = _excerpts(loaded.tokenizer, options.text)
     for excerpt in (measured, scored):
         check_ids([*excerpt.fed, *excerpt.targets], decoder.vocab_size, "the text")
     progress("reading the text", 0, None)
-    sensitivities = Sensitivities(source.checkpoint, measured)
+    sensitivities = Sensitivities(source.plain, measured)
     reference = Reference(decoder, scored)
     importances = importances_of(decoder, measured)
     try:
@@ -276,7 +278,7 @@ def _measure(source: _Source, options: QuantizeOptions, progress: Progress) -> _
         raise InterruptedQuantizationError(
             f"interrupted: {done} of {len(source.parts)} parts are measured and kept; the same command goes on"
         ) from None
-    return _Measurements(reference, scored, sensitivities, importances)
+    return _Measurements(reference, scored, sensitivities, importances, leaves_head)
 
 
 def _excerpts(tokenizer: Tokenizer, text: Path | None) -> tuple[Excerpt, Excerpt]:
@@ -299,19 +301,17 @@ def _choose(
     """Return the format of each part. Raises UsageError if no choice is as fast as asked for."""
     room = _room(source, budget, target)
     if room is not None:
-        return choose(parts, room - source.other_bytes)
+        return choose(parts, room - source.plain.other_bytes)
     speed = budget.tokens_per_second
     assert speed is not None
     shape = shape_of_checkpoint(source.checkpoint)
     plain = shape.cost.weight_bytes
-    tied = not any(part.name == "lm_head" for part in source.parts)
 
     def predicted(room: int) -> float:
-        saved = 0
+        saved = Fraction(0)  # bytes of a step
         for part, option in zip(source.parts, choose(parts, room), strict=True):
-            if tied or part.name != "model.embed_tokens":  # rows of an untied table are looked up
-                saved += sum(_stored(source, module) for module in part.shapes) - option.nbytes
-        tokens_per_second, _is_expected = predicted_speed(shape, target, plain - saved)
+            saved += part.share * (source.plain.plain_bytes(part) - option.nbytes)
+        tokens_per_second, _is_expected = predicted_speed(shape, target, plain - round(saved))
         return tokens_per_second
 
     least = sum(min(option.nbytes for option in options) for options in parts)
@@ -325,10 +325,6 @@ def _choose(
     return choose(parts, bytes_to_use)
 
 
-def _stored(source: _Source, module: str) -> int:
-    return text_part(source.checkpoint).tensors[f"{module}.weight"].nbytes
-
-
 def _figures(
     directory: Path, source: _Source, scored: Reference, text: Excerpt, target: TargetMachine
 ) -> QuantizedHere:
@@ -340,9 +336,9 @@ def _figures(
     tokens_per_second, expected = predicted_speed(shape, target, shape.cost.weight_bytes)
     context = min(DEFAULT_CONTEXT, shape.context_length - 1)
     return QuantizedHere(
-        bits_per_weight=checkpoint.nbytes * 8 / source.weights,
+        bits_per_weight=checkpoint.nbytes * 8 / source.plain.weights,
         weight_bytes=checkpoint.nbytes,
-        source_weight_bytes=text_part(source.checkpoint).nbytes,
+        source_weight_bytes=source.plain.text.nbytes,
         weight_bytes_per_step=shape.cost.weight_bytes,
         predicted=PredictedSpeed(target.name, context, tokens_per_second, bound=not expected),
         measured_tokens_per_second=_measured_speed(network, text),

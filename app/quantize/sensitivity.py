@@ -12,19 +12,18 @@ import mlx.core as mx
 
 from headrace.app.bench.stats import fmean
 from headrace.app.output.progress import NumberedStages
-from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.loading.bit_choice import PartFormat
 from headrace.models.loading.divergence import Divergence, divergence
 from headrace.models.loading.forcing import CHUNK, TeacherForcing
 from headrace.models.loading.importance import record_importance
 from headrace.models.loading.measurement_key import measurement_key
-from headrace.models.loading.mixed_quantization import FORMATS, WeightGroup, squared_errors, trial
+from headrace.models.loading.mixed_quantization import FORMATS, PlainModel, WeightGroup, squared_errors, trial
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.config.files import read_cache, touch_cache, write_cache
 from headrace.runtime.config.paths import cache_dir
 from headrace.runtime.network import Network
 
-_VERSION = 1  # of the measurement; a change makes stored ones void
+_VERSION = 2  # of the measurement; a change makes stored ones void
 _MAX_MODELS = 32  # with stored measurements, about 100 KB each
 _FLOOR = 1e-9  # nats; the least KL of a probe, so that larger errors never look free
 
@@ -80,9 +79,9 @@ def _begun(network: Network, excerpt: Excerpt) -> TeacherForcing:
 class Sensitivities:
     """Measurements of one model, stored in the cache folder under a key of its files and the text."""
 
-    def __init__(self, checkpoint: Checkpoint, excerpt: Excerpt) -> None:
-        self._checkpoint = checkpoint
-        key = measurement_key(checkpoint, _VERSION, list(excerpt.fed), FORMATS)
+    def __init__(self, model: PlainModel, excerpt: Excerpt) -> None:
+        self._model = model
+        key = measurement_key(model.checkpoint, _VERSION, list(excerpt.fed), FORMATS)
         self._file = cache_dir() / "quantize" / f"{key}.json"
         touch_cache(self._file, _MAX_MODELS)
         self._measured = read_cache(self._file)
@@ -105,8 +104,8 @@ class Sensitivities:
                 continue
             stages.begin(number, len(parts), part.name)
             importance = importances.get(part.name)
-            kl = fmean(reference.compare(trial(self._checkpoint, decoder, part, importance)).kl)
-            errors = squared_errors(self._checkpoint, part, importance)
+            kl = fmean(reference.compare(trial(self._model, decoder, part, importance)).kl)
+            errors = squared_errors(self._model, part, importance)
             self._measured[part.name] = {"kl": kl, "squared_errors": errors}
             write_cache(self._file, self._measured)
 

@@ -40,7 +40,7 @@ def figure_rows(figures: QuantizedHere) -> list[tuple[str, str]]:
     kl = figures.kl
     top1 = figures.top1_agreement
     at_most = "at most " if predicted.bound else ""
-    return [
+    rows = [
         ("Bits a weight", f"{figures.bits_per_weight:.3f}, scales and norms included"),
         (
             "Weights",
@@ -57,3 +57,6 @@ def figure_rows(figures: QuantizedHere) -> list[tuple[str, str]]:
         ("Top-1 agreement", f"{percent(top1.value, 1)}{bracketed(top1, partial(percent, digits=1))}"),
         ("Scored", f"{figures.scored_tokens:,} tokens of text that chose nothing; 95 % intervals"),
     ]
+    if figures.leaves_head:
+        rows.append(("Left out", "the multi-token prediction head; `headrace pull --quantize` keeps it"))
+    return rows

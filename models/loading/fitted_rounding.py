@@ -4,10 +4,11 @@ MLX's quantizer spans each group from its smallest to its largest weight. Here n
 bias are fitted by least squares to the codes of each span. The storage is MLX's own. G = weights of a group.
 
 Squared errors count by column: `importance` (K,) is the sum of squares of the activations that meet the column, so that
-they are those of the projection's outputs, correlations left aside. None counts all columns alike.
+they are those of the projection's outputs, correlations left aside. None counts all columns alike. A stack of X
+matrices (X, N, K) may have an importance (X, K), of the columns of each.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import prod
 from typing import cast
 
@@ -33,15 +34,17 @@ def stored_bytes(weights: int, groups: Groups) -> int:
 
 
 def rounded(matrix: mx.array, groups: Groups, importance: mx.array | None = None) -> Weight:
-    """Round a plain matrix (N, K); K must be a multiple of the group size.
+    """Round a plain matrix (N, K) or a stack (X, N, K); K must be a multiple of the group size.
 
-    importance: of the columns (K,), for affine formats.
+    importance: of the columns, for affine formats.
     """
     if groups.mode != "affine":
         data, scales, *_ = mx.quantize(matrix, groups.group_size, groups.bits, mode=groups.mode)
         return Weight(data, scales, None, groups.bits, groups.group_size, None, groups.mode)
-    parts = [_affine(piece, groups, importance) for piece in _pieces(matrix)]
-    data, scales, biases = (mx.concatenate(list(arrays)) for arrays in zip(*parts, strict=True))
+    flat, importance_of = _flat(matrix, importance)
+    parts = [_affine(flat[rows], groups, importance_of(rows)) for rows in _pieces(flat)]
+    joined = (mx.concatenate(list(arrays)) for arrays in zip(*parts, strict=True))
+    data, scales, biases = (array.reshape(*matrix.shape[:-1], -1) for array in joined)
     mx.eval(data, scales, biases)
     return Weight(data, scales, biases, groups.bits, groups.group_size)
 
@@ -56,24 +59,40 @@ def dequantized(weight: Weight, dtype: mx.Dtype) -> mx.array:
 
 def squared_error(matrix: mx.array, groups: Groups, importance: mx.array | None = None) -> float:
     """Return the squared error of rounding the matrix, estimated from evenly spaced rows."""
-    step = -(-matrix.size // _SAMPLE)
-    rows = matrix[::step]
-    error = rows.astype(mx.float32) - dequantized(rounded(rows, groups, importance), mx.float32)
+    flat, importance_of = _flat(matrix, importance)
+    sample = slice(None, None, -(-matrix.size // _SAMPLE))
+    rows = flat[sample]
+    of_rows = importance_of(sample)
+    if groups.mode == "affine":
+        data, scales, biases = _affine(rows, groups, of_rows)
+        weight = Weight(data, scales, biases, groups.bits, groups.group_size)
+    else:
+        weight = rounded(rows, groups)
+    error = rows.astype(mx.float32) - dequantized(weight, mx.float32)
     counted = error * error
-    if importance is not None:
-        counted = counted * importance
+    if of_rows is not None:
+        counted = counted * of_rows
     return float(cast(float, counted.sum().item())) * matrix.size / prod(rows.shape)
 
 
-def _pieces(matrix: mx.array) -> Iterator[mx.array]:
-    """Yield the matrix in groups of rows, of about _PIECE weights."""
+def _flat(matrix: mx.array, importance: mx.array | None) -> tuple[mx.array, Callable[[slice], mx.array | None]]:
+    """Return all rows of a matrix or a stack (R, K), and the function from some of them to their importance."""
+    flat = matrix.reshape(-1, matrix.shape[-1])
+    if importance is None or importance.ndim == 1:
+        return flat, lambda _rows: importance
+    matrices = mx.arange(flat.shape[0]) // matrix.shape[-2]  # (R,): the matrix of each row
+    return flat, lambda rows: importance[matrices[rows]]
+
+
+def _pieces(matrix: mx.array) -> Iterator[slice]:
+    """Yield the rows of a matrix in groups of about _PIECE weights."""
     rows = max(1, _PIECE // matrix.shape[1])
     for start in range(0, matrix.shape[0], rows):
-        yield matrix[start : start + rows]
+        yield slice(start, start + rows)
 
 
 def _affine(matrix: mx.array, groups: Groups, importance: mx.array | None) -> tuple[mx.array, mx.array, mx.array]:
-    """Return packed codes, scales and biases of rows (N, K)."""
+    """Return packed codes, scales and biases of rows (N, K). importance: of the columns of all rows, or (N, K)."""
     # The groups, and how much each weight's error counts, both in float32 (N, groups, G).
     rows, columns = matrix.shape
     # A scale in float32 would take twice the bytes, and mlx-lm writes half precision too.
@@ -83,8 +102,8 @@ def _affine(matrix: mx.array, groups: Groups, importance: mx.array | None) -> tu
     weights = matrix.astype(mx.float32).reshape(rows, columns // groups.group_size, groups.group_size)
     counts = mx.ones((columns,))
     if importance is not None:
-        counts = importance / importance.mean() + _LEAST
-    counts = counts.reshape(1, columns // groups.group_size, groups.group_size)
+        counts = importance / mx.maximum(importance.mean(axis=-1, keepdims=True), 1e-30) + _LEAST
+    counts = counts.reshape(-1, columns // groups.group_size, groups.group_size)  # (1 or rows, groups, G)
 
     # For each group the span with the least error.
     lowest = weights.min(axis=-1, keepdims=True)  # (rows, groups, 1)

@@ -1,7 +1,13 @@
-"""Sums of squares of the activations that meet each column of a projection, recorded while a text goes through.
+"""Squares of the activations that meet each column of a projection, recorded while a text goes through.
 
 An error of a weight changes an output by as much as the activation it is multiplied with, so that columns with large
 activations are rounded more carefully (as llama.cpp's importance matrix does).
+
+Each expert of a stack has its own columns, by the tokens that are routed to it. A short text gives some experts few
+tokens, or none: every expert counts as if it had `_SHARED_TOKENS` more, with the mean activations of all experts.
+So an expert without tokens has the columns of the others, and is rounded as carefully as they are.
+
+X = experts, K = columns.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,25 +16,68 @@ from typing import Any
 import mlx.core as mx
 
 from headrace.models.network.decoder import Decoder
-from headrace.runtime.ops import LayersNode, LayerWeights, Ops, Weight, reference
+from headrace.runtime.ops import LayersNode, LayerWeights, Mixture, Ops, Weight, mixtures, reference
+from headrace.runtime.ops.activations import unit
 
 _PLAIN = ("linear", "linear_add", "linear_add_norm")  # x, weight, ...
 _NORMED = ("norm_linear", "norm_glu")  # x, norm, epsilon, weight, ...
+_SHARED_TOKENS = 8  # of all experts, in each expert's importance
 
 
 class _InputRecorder:
     """An `Ops` that computes layers one operation at a time and sums up squares of the inputs of each weight.
 
-    sums: (columns,) by the weight's identity; the recording decoder keeps the weights.
+    sums: (K,), or (X, K) of a stack, by the weight's identity; the recording decoder keeps the weights.
+    tokens: (X,), of each expert of a stack.
     """
 
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
         self.sums: dict[int, mx.array] = {}
+        self.tokens: dict[int, mx.array] = {}
 
     def fuse(self, _layers: Sequence[LayerWeights], _eps: float, _activation: str, **_: object) -> LayersNode | None:
         """Refuse to fuse: a fused layer's inputs are not seen."""
         return None
+
+    def experts(
+        self, x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str, normed: mx.array | None = None
+    ) -> mx.array:
+        """Record the inputs of each expert, computed as `reference.experts` does; return the operation's result."""
+        ops = self._ops
+        h = reference.rms_norm(x, norm, eps) if normed is None else normed
+        router_input = h if m.router_norm is None else reference.rms_norm(x, m.router_norm, eps)
+        chosen, shares = mixtures.routed(ops.linear(router_input, m.router), m)  # (B, T, active) each
+        if m.latent is not None:
+            h = ops.linear(h, m.latent.into)
+        rows = mx.repeat(h.reshape(-1, h.shape[-1]), m.active, axis=0)  # (pairs, E): a token for each of its experts
+        if m.shares_first:
+            rows = rows * shares.reshape(-1, 1).astype(rows.dtype)
+        experts = chosen.reshape(-1, 1)  # (pairs, 1)
+        into = [stack for stack in (m.gate, m.up) if stack is not None]
+        inner = mx.concatenate([ops.expert_linear(rows, experts, stack, m.count) for stack in into], axis=-1)
+        inner = unit(inner.reshape(len(rows), -1), activation if m.curve is None else m.curve, compiled=False)
+        self._add_by_expert(into[0], rows, experts[:, 0], m.count)
+        self._add_by_expert(m.down, inner, experts[:, 0], m.count)
+        return ops.experts(x, norm, eps, m, activation, normed)
+
+    def _add_by_expert(self, stack: Weight, rows: mx.array, experts: mx.array, count: int) -> None:
+        """Add squares of rows (pairs, K) to the sums of their experts (pairs,)."""
+        key = id(stack)
+        sums = self.sums.get(key, mx.zeros((count, rows.shape[-1])))
+        tokens = self.tokens.get(key, mx.zeros((count,)))
+        self.sums[key] = sums.at[experts].add(rows.astype(mx.float32) ** 2)
+        self.tokens[key] = tokens.at[experts].add(1.0)
+        mx.eval(self.sums[key], self.tokens[key])
+
+    def importance(self, weight: Weight) -> mx.array | None:
+        """Return the importance of a weight's columns (K,), or (X, K) of a stack; None if nothing was recorded."""
+        sums = self.sums.get(id(weight))
+        tokens = self.tokens.get(id(weight))
+        if sums is None or tokens is None:
+            return sums
+        mean = sums.sum(axis=0) / tokens.sum()  # (K,), of a token
+        return (sums + _SHARED_TOKENS * mean) / (tokens[:, None] + _SHARED_TOKENS)
 
     def __getattr__(self, name: str) -> Any:
         """Return an operation, one that has a weight with the recording before it."""
@@ -47,7 +96,7 @@ class _InputRecorder:
             squares = (x.astype(mx.float32).reshape(-1, x.shape[-1]) ** 2).sum(axis=0)
             if id(weight) in self.sums:
                 squares = self.sums[id(weight)] + squares
-            self.sums[id(weight)] = squares  # (columns,)
+            self.sums[id(weight)] = squares  # (K,)
             mx.eval(squares)
             return function(*arguments)
 
@@ -62,9 +111,9 @@ def _normed(x: mx.array, norm: mx.array | None, eps: float, weight: Weight, *_: 
 
 
 def record_importance(decoder: Decoder, feed: Callable[[Decoder], None]) -> dict[str, mx.array]:
-    """Return the importance of columns (K,) by the name of projections with one input; `feed` runs the decoder."""
+    """Return the importance of columns, (K,) or (X, K), by the name of products; `feed` runs the decoder."""
     recorder = _InputRecorder(decoder.ops)
     recording = decoder.with_ops(recorder)
     feed(recording)
-    weights = recording.weights_by_input()
-    return {name: recorder.sums[id(weight)] for name, weight in weights.items() if id(weight) in recorder.sums}
+    importances = {name: recorder.importance(weight) for name, weight in recording.weights_by_input().items()}
+    return {name: importance for name, importance in importances.items() if importance is not None}

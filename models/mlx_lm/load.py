@@ -1,7 +1,7 @@
 """Construction of mlx-lm models from a checkpoint, without reading weights.
 
-`MlxLmNetwork` calls `load`, and costs and ranks call `of_config`. Classes are adapted to the tensor names that
-transformers 5 writes, and corrected by the rows of `fixes`.
+`MlxLmNetwork` calls `load`, costs and ranks call `of_config`, and quantization calls `converted_arrays`. Classes are
+adapted to the tensor names that transformers 5 writes, and corrected by the rows of `fixes`.
 
 mlx-lm's own loader reads plain and MLX-quantized checkpoints. Foreign matrices are dequantized to float32 first, since
 a class's `sanitize` may split, join and transpose them, and quantized to 8 bits afterwards. Matrices that affine groups
@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -202,6 +202,27 @@ def _from_files(checkpoint: Checkpoint) -> nn.Module:
         trust_remote_code=False,
     )
     return model
+
+
+class ConvertedArrays(NamedTuple):
+    """A plain checkpoint as `mlx_lm.convert` writes it, before it quantizes."""
+
+    arrays: dict[str, mx.array]  # by MLX's names, in MLX's layouts; not read yet
+    quantizable: frozenset[str]  # modules that MLX can quantize
+
+
+def converted_arrays(checkpoint: Checkpoint) -> ConvertedArrays:
+    """Return the arrays of a plain safetensors checkpoint under the names of mlx-lm's class: experts are stacks.
+
+    An array that is evaluated stays in memory as long as it is referenced, so take each out of the result. Raises
+    UnsupportedModelError if mlx-lm has no class for it, CheckpointError if its class refuses it.
+    """
+    try:
+        model = _from_files(replace(checkpoint, config=known_config(checkpoint.config)))
+    except (Exception, SystemExit) as error:  # classes raise anything, and exit, on unexpected input
+        raise refused(checkpoint.config, checkpoint.path.name, error) from error
+    quantizable = {path for path, module in model.named_modules() if hasattr(module, "to_quantized")}
+    return ConvertedArrays(dict(tree_flatten(model.parameters())), frozenset(quantizable))
 
 
 def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType, head: Head | None) -> nn.Module:

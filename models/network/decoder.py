@@ -12,6 +12,7 @@ Guards: tests/parity/test_numpy_decoder.py and test_mlx_lm_families.py for logit
 for bytes and FLOPs.
 """
 
+from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace
 from fractions import Fraction
@@ -19,7 +20,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from headrace.models.architectures.config import DecoderConfig
+from headrace.models.architectures.config import DecoderConfig, LayerConfig
 from headrace.models.network.decoder_costs import kv_layers, layer_matrices, state_bytes
 from headrace.models.network.latent import absorbed, values_of
 from headrace.models.network.layer_inputs import LayerInputs
@@ -40,6 +41,15 @@ from headrace.models.network.projections import (
     stacked,
     with_gates,
     with_whole_values,
+)
+from headrace.models.network.tensors import (
+    Tensor,
+    attention,
+    expert_stacks,
+    feed_forward,
+    latent,
+    mixer_inputs,
+    mixer_output,
 )
 from headrace.runtime.errors import ContextLimitError
 from headrace.runtime.kv.backend import KVBackend, KVOptions
@@ -171,19 +181,14 @@ class Decoder:
         return twin
 
     def weights_by_input(self) -> dict[str, Weight]:
-        """Return one weight for each input of matrices, by the name of the projections that share it."""
+        """Return one weight for each input of matrices, by the name of the product (`Tensor.product`)."""
         weights: dict[str, Weight] = {"lm_head": self._head}
         if self._head is self._table:
             weights["model.embed_tokens"] = self._head
-        for index, layer in enumerate(self._stored_layers):
-            prefix = f"model.layers.{index}"
-            if layer.attention is not None and layer.output is not None:
-                weights[f"{prefix}.self_attn.qkv"] = layer.qkv[0]
-                weights[f"{prefix}.self_attn.o_proj"] = layer.output
-            if layer.gate_up:
-                weights[f"{prefix}.mlp.gate_up"] = layer.gate_up[0]
-            if layer.down is not None:
-                weights[f"{prefix}.mlp.down_proj"] = layer.down
+        for index, (layer, stored) in enumerate(zip(self.config.stored, self._stored_layers, strict=True)):
+            for tensor, weight in _with_inputs_of(self.config, layer, stored):
+                if weight is not None:
+                    weights[f"model.layers.{index}.{tensor.product}"] = weight
         return weights
 
     def with_rope(self, rope: Rope) -> "Decoder":
@@ -613,3 +618,33 @@ class Decoder:
         if self.config.family.norm == "rms" or norm is None:
             return residual
         return Residual(residual.x, self._ops.layer_norm(residual.x, norm, bias, self.config.norm_eps))
+
+
+def _with_inputs_of(
+    config: DecoderConfig, layer: LayerConfig, weights: LayerWeights
+) -> Iterator[tuple[Tensor, Weight | None]]:
+    """Yield tensors of a layer, each with a weight that has the same input. Heads of latents and routers have none."""
+    output = weights.output
+    if layer.attends and config.latent is not None and weights.latent is not None:
+        into = weights.qkv[0]
+        by_name = {"q_a_proj": into, "q_proj": into, "kv_a_proj_with_mqa": into, "q_b_proj": weights.latent.q}
+        by_name["o_proj"] = output
+        for tensor in latent(config, config.latent):
+            yield tensor, by_name.get(tensor.name.rpartition(".")[2])
+    elif layer.attends:
+        *inputs, last = attention(config, layer)
+        yield from ((tensor, weights.qkv[0]) for tensor in inputs)
+        yield last, output
+    elif layer.mixer is not None and layer.mixer.time_mix is None:
+        yield from ((tensor, weights.qkv[0]) for tensor in mixer_inputs(config, layer.mixer))
+        yield mixer_output(config, layer.mixer), output
+    dense = feed_forward(config, layer)
+    if dense:
+        *inputs, last = dense
+        yield from ((tensor, weights.gate_up[0]) for tensor in inputs)
+        yield last, weights.down
+    if layer.experts is not None and weights.mixture is not None:
+        *inputs, last = expert_stacks(config, layer.experts)
+        mixture = weights.mixture
+        yield from ((tensor, mixture.up if mixture.gate is None else mixture.gate) for tensor in inputs)
+        yield last, mixture.down

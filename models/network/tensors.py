@@ -73,7 +73,12 @@ class Tensor:
 
     @property
     def product(self) -> str:
-        """Name of the product that it is a part of: of all tensors with the same `whole`, which have one input."""
+        """Name of the product that it is a part of: of all tensors with the same `whole`, which have one input.
+
+        The stacks into experts have one input, too: that of a token's experts.
+        """
+        if self.count > 1 and self.rows_by == "inner":
+            return f"{self.name.rpartition('.')[0]}.gate_up"
         return self.whole.removesuffix("_proj") or self.name
 
     @property

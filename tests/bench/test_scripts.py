@@ -41,7 +41,9 @@ COVERED = {
     "widths",
 }
 # llama_cpu, llama_cpp_logits and openvino_child need a peer's interpreter; two scripts have tests of their own.
+# chosen_bits takes minutes with the smallest model.
 NOT_SCRIPTS = {
+    "chosen_bits",
     "family_shapes",
     "llama_cpu",
     "llama_cpp_logits",

@@ -23,7 +23,7 @@ from headrace.models.loading.keep_quantized import keep_quantized
 from headrace.models.loading.load import load_model
 from headrace.models.registry.resolve import resolve
 from headrace.models.registry.store import Store
-from headrace.runtime.errors import HeadraceError, UnsupportedModelError, UsageError
+from headrace.runtime.errors import HeadraceError, UsageError
 from tests.support.alone import new_cache
 from tests.support.commands import headrace
 from tests.support.tiny import VARIANTS
@@ -128,11 +128,11 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, call: int) -> list[str]:
     measured: list[str] = []
     original = sensitivity.trial
 
-    def trial(checkpoint: Any, decoder: Any, part: Any, importance: Any) -> Any:
+    def trial(plain: Any, decoder: Any, part: Any, importance: Any) -> Any:
         if len(measured) == call:
             os.kill(os.getpid(), signal.SIGINT)
         measured.append(part.name)
-        return original(checkpoint, decoder, part, importance)
+        return original(plain, decoder, part, importance)
 
     monkeypatch.setattr(sensitivity, "trial", trial)
     return measured
@@ -260,12 +260,6 @@ def test_a_quantized_model_is_refused_by_name(plain: Path) -> None:
     kept = keep_quantized(resolve(str(plain)), Quantization(4, 32))
     with pytest.raises(UsageError, match=f"{kept.name} is quantized already"):
         run(kept.name, "--bits", 3.5)
-
-
-def test_experts_are_refused_by_name(tmp_path: Path) -> None:
-    source = write_chat_model(tmp_path / "experts", **VARIANTS["qwen3-moe"])
-    with pytest.raises(UnsupportedModelError, match="does not choose bits for mixtures of experts"):
-        run(source, "--bits", 4.5)
 
 
 def test_a_short_text_is_refused(plain: Path, tmp_path: Path) -> None:

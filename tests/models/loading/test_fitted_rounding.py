@@ -69,3 +69,16 @@ def test_columns_without_activations_are_rounded_too(matrix: mx.array) -> None:
     values = dequantized(rounded(matrix, Groups(4, 64), importance), mx.float32)
     assert mx.isfinite(values).all().item()
     assert error(matrix[:, 128:], values[:, 128:]) < 0.02 * float((matrix.astype(mx.float32) ** 2).sum().item())
+
+
+@pytest.mark.parametrize("groups", [Groups(3, 64), Groups(4, 32, "mxfp4")], ids=str)
+def test_each_matrix_of_a_stack_is_rounded_by_its_own_columns(groups: Groups) -> None:
+    stack = mx.random.normal((3, 8, 128), key=mx.random.key(4)).astype(mx.float16)
+    importance = mx.random.uniform(0, 9, (3, 128), key=mx.random.key(5))
+    together = dequantized(rounded(stack, groups, importance), mx.float32)
+    apart = [
+        dequantized(rounded(matrix, groups, own), mx.float32) for matrix, own in zip(stack, importance, strict=True)
+    ]
+    assert mx.array_equal(together, mx.stack(apart))
+    errors = [squared_error(matrix, groups, own) for matrix, own in zip(stack, importance, strict=True)]
+    assert squared_error(stack, groups, importance) == pytest.approx(sum(errors), rel=1e-4)

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.app.quantize.sensitivity import Excerpt, importances_of
 from headrace.models.loading.load import load_model
-from headrace.models.loading.mixed_quantization import quantizable_parts
+from headrace.models.loading.mixed_quantization import plain_model
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.ops import reference
 from tests.support.tiny import VARIANTS
@@ -19,7 +19,7 @@ def test_every_matrix_but_a_table_of_rows_has_one(tmp_path: Path, family: str) -
     loaded = load_model(write_chat_model(tmp_path / "tiny", **VARIANTS[family]), name="tiny")
     assert isinstance(loaded.network, Decoder)
     importances = importances_of(loaded.network, Excerpt([1, 2, 3, 4], [2, 3, 4, 5]))
-    parts = {part.name: part for part in quantizable_parts(loaded.checkpoint, "tiny")}
+    parts = {part.name: part for part in plain_model(loaded.checkpoint, "tiny").parts}
     untied = not loaded.network.config.tied_embeddings
     assert parts.keys() - importances.keys() == ({"model.embed_tokens"} if untied else set())
     for name, part in parts.items():
