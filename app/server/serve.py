@@ -56,19 +56,8 @@ def listening_socket(host: str, port: int) -> socket.socket:
     return listening
 
 
-def serve(
-    client: EngineClient,
-    spec: ModelSpec,
-    options: ServerOptions,
-    listening: socket.socket,
-    on_event: Callable[[Event], None],
-) -> None:
-    """Serve until a signal.
-
-    client: of the model of the start, which loads.
-    on_event: takes LoadProgress, Ready and the like of all models.
-    Raises HeadraceError if the model cannot be loaded at the start.
-    """
+def _served(client: EngineClient, spec: ModelSpec, options: ServerOptions, on_event: Callable[[Event], None]) -> Served:
+    """Return the models of a server, with the listeners of their engines. The parameters are those of `serve`."""
     # `models` is defined below. Only listeners use it, which are called later.
     ids = itertools.count(1)
     telemetry: dict[ServedEngine, Telemetry] = {}
@@ -105,7 +94,24 @@ def serve(
         return engine
 
     models = ServedModels(make(client, spec), make_other, lambda: installed_models(options.others), options.aliases)
-    served = Served(models, options, metrics, telemetry)
+    return Served(models, options, metrics, telemetry)
+
+
+def serve(
+    client: EngineClient,
+    spec: ModelSpec,
+    options: ServerOptions,
+    listening: socket.socket,
+    on_event: Callable[[Event], None],
+) -> None:
+    """Serve until a signal.
+
+    client: of the model of the start, which loads.
+    on_event: takes LoadProgress, Ready and the like of all models.
+    Raises HeadraceError if the model cannot be loaded at the start.
+    """
+    served = _served(client, spec, options, on_event)
+    models = served.models
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
