@@ -260,21 +260,26 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, object]:
         "versions": report.versions,
     }
     if answer.steps and answer.steps[0].logprobs is not None:
-        values = [values for step in answer.steps for values in step.logprobs or ()]
-        content["logprobs"] = [
-            {
-                "chosen": value.chosen,
-                "text": token.text,
-                "top": value.top,
-                "top_texts": [text for text, _ in token.top],
-            }
-            for value, token in zip(values, answer.reports, strict=True)
-        ]
+        content["logprobs"] = _logprobs(answer)
     if with_steps:
         content["steps"] = [
             {**asdict(record), "achieved_bandwidth_gb_s": record.achieved_gb_s} for record in answer.records
         ]
     return content
+
+
+def _logprobs(answer: Answer) -> list[dict[str, object]]:
+    """Return the log probability of each token and of the likeliest in its place."""
+    values = [values for step in answer.steps for values in step.logprobs or ()]
+    return [
+        {
+            "chosen": value.chosen,
+            "text": token.text,
+            "top": value.top,
+            "top_texts": [text for text, _ in token.top],
+        }
+        for value, token in zip(values, answer.reports, strict=True)
+    ]
 
 
 def _device(report: RunReport) -> dict[str, object]:
