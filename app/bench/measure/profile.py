@@ -90,10 +90,16 @@ class _CallRecorder(_Apart):
         return noted
 
 
-def profile(network: object, depth: int, *, rounds: int = ROUNDS) -> Profile:
-    """Profile one step at `depth`, in milliseconds per part. Raises UsageError for a network of mlx-lm's."""
+def profiled_decoder(network: object) -> Decoder:
+    """Return the network. Raises UsageError for one of mlx-lm's, whose operations are not recorded."""
     if not isinstance(network, Decoder):
         raise UsageError("--profile needs headrace's own decoder, which does not run this model")
+    return network
+
+
+def profile(network: object, depth: int, *, rounds: int = ROUNDS) -> Profile:
+    """Profile one step at `depth`, in milliseconds per part. Raises UsageError for a network of mlx-lm's."""
+    network = profiled_decoder(network)
     sampler = Sampler(SamplingParams(), vocab_size=network.vocab_size, prompt=())
     # Entries: the prompt's, and rounds + 1 of `_loop`; all other steps are rolled back. The rest is to spare.
     kv = network.kv_backend(KVOptions(depth + 2 * rounds + 8))

@@ -32,7 +32,7 @@ from headrace.app.bench.measure.own import OwnEngine
 from headrace.app.bench.measure.pair import questions
 from headrace.app.bench.measure.peers import Peer, open_peers
 from headrace.app.bench.measure.plan import Test
-from headrace.app.bench.measure.profile import profile
+from headrace.app.bench.measure.profile import profile, profiled_decoder
 from headrace.app.bench.measure.ratios import agreement, ratios, scaling
 from headrace.app.bench.measure.records import HostsAccount, Result, RunDocument
 from headrace.app.bench.measure.result import Work, result
@@ -191,6 +191,8 @@ def _open(options: MeasureOptions, host: Machine, stack: ExitStack) -> _Opened:
         for family in families:
             check_memory(family, limit)
     models = [model for family in families for model in family]
+    if options.profile:
+        profiled_decoder(models[0].network)  # refused before anything is measured
     memory = None
     reader_bytes = 0  # that MLX holds for the reader
     if options.measure_memory:

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from headrace.app.bench.compare.documents import checked
+from headrace.app.bench.measure.own import OwnEngine
 from headrace.app.bench.show.formats import markdown
 from headrace.app.bench.show.html_report import html
 from headrace.app.bench.show.phrases import interval
@@ -53,6 +54,15 @@ def test_the_last_line_of_json_is_the_document(model: Path) -> None:
     assert len(decode["repetitions"][0]["itl_ms"]) == 3
     assert document["device"]["measured_peak"]["passes"] > 0
     assert not document["interrupted"]
+
+
+def test_a_profile_of_another_decoder_is_refused_before_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = write_chat_model(tmp_path / "stock", rope_traditional=True)  # mlx-lm's class runs it
+    monkeypatch.setattr(OwnEngine, "measure", lambda *_: pytest.fail("measured"))
+    with pytest.raises(UsageError, match="--profile"):
+        run("-m", str(stock), *SHORT, "--profile")
 
 
 def test_batch_results_and_scaling_are_in_every_output_format(model: Path) -> None:
