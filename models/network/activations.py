@@ -30,7 +30,7 @@ def with_activations(network: Network, wanted: int) -> Network:
 def unsupported(network: Network) -> str | None:
     """Return why a prompt's activations cannot be rounded to 8 bits; None if they can."""
     if not isinstance(network, Decoder):
-        return "mlx-lm's model classes round to 16"
+        return "the model's class rounds to 16"
     if network.ops.name != "native":
         return f"the {network.ops.name} operations do not round"
     if environment.exact():
