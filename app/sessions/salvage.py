@@ -2,6 +2,8 @@
 
 `SessionStore` falls back to it. INDEXED BY has SQLite read an index in place of the table: damage mostly is in one of
 them.
+
+Guards: tests/app/sessions/test_damaged_store.py.
 """
 
 from contextlib import suppress

@@ -5,6 +5,8 @@ CheckpointError for contradictory values and for values that both would ignore.
 
 `models.loading` calls it for a checkpoint, `models.cost` for a config without weights, such as the catalog's. The
 functions of a row are called in the order that `Architecture` states.
+
+Guards: tests/models/architectures/test_config.py, and tests/parity/test_mlx_lm_families.py by logits.
 """
 
 from collections.abc import Mapping

@@ -9,6 +9,8 @@ layer read a mixture of the sums of all earlier blocks and the current one, weig
 The last norm has such a mixture as its input, too.
 
 Dimensions: B sequences, T new tokens, K sums, E hidden size.
+
+Guards: tests/parity/test_mlx_lm_families.py, variant `kimi-k3`.
 """
 
 import mlx.core as mx

@@ -2,6 +2,8 @@
 
 Only text that may be the start of a mark is held back: at most one character less than the longest one. The earliest
 occurrence of a stop string ends the text and is left out.
+
+Guards: tests/models/text/test_stop_strings.py.
 """
 
 from collections.abc import Iterable
@@ -32,7 +34,7 @@ class StopMatcher:
         text = self._pending + text
         start, stop = self._first(text)
         certain = len(text) - half_length(text, *self._stops)
-        # A stop string that begins after `certain` waits: one that begins there may still become complete.
+        # A stop string that begins after `certain` waits: one that begins at `certain` may still become complete.
         if stop is not None and start <= certain:
             self._pending = ""
             self.found = stop

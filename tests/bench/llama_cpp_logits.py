@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-BATCH, UBATCH = 2048, 512  # llama.cpp's defaults, in tokens
+# llama.cpp's defaults, in tokens
+BATCH = 2048
+UBATCH = 512
 
 
 class Logits:
@@ -68,8 +70,10 @@ class Logits:
             piece = tokens[at : at + size]
             batch.n_tokens = len(piece)
             for row, token in enumerate(piece):
-                batch.token[row], batch.pos[row] = token, self._length + row
-                batch.n_seq_id[row], batch.seq_id[row][0] = 1, 0
+                batch.token[row] = token
+                batch.pos[row] = self._length + row
+                batch.n_seq_id[row] = 1
+                batch.seq_id[row][0] = 0
                 batch.logits[row] = every or row == len(piece) - 1
             began = time.perf_counter()
             if library.llama_decode(self._ctx, batch) != 0:

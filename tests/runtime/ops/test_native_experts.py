@@ -45,6 +45,7 @@ def floats(m: Mixture, mode: str) -> Mixture:
 
 
 def stack(rows: int, columns: int, bits: int, group: int = 32, bias: bool = True) -> Weight:
+    """Return a random stack of EXPERTS matrices (rows, columns). bits: 0 for a plain one."""
     plain = mx.random.normal((EXPERTS, rows, columns)) * columns**-0.5
     extra = mx.random.normal((EXPERTS, rows)) if bias else None
     if bits == 0:
@@ -53,6 +54,7 @@ def stack(rows: int, columns: int, bits: int, group: int = 32, bias: bool = True
 
 
 def mixture(bits: int, width: int = 96, size: int = 160, **changes: Any) -> Mixture:
+    """Return a random mixture of a model `width` wide. size: inner width of an expert. changes: of its fields."""
     mx.random.seed(bits + size)
     made = Mixture(
         router=Weight(mx.random.normal((EXPERTS, width))),
@@ -66,17 +68,20 @@ def mixture(bits: int, width: int = 96, size: int = 160, **changes: Any) -> Mixt
 
 
 def held(m: Mixture, ops: Any) -> Mixture:
+    """Return the mixture with its weights as `ops` keeps them."""
     names = [name for name in ("router", "gate", "up", "down") if getattr(m, name) is not None]
     parts = {name: ops.prepare(getattr(m, name), mx.float32) for name in names}
     return replace(m, **parts)
 
 
 def answers(m: Mixture, x: mx.array, ops: Any = native, activation: str = "silu") -> mx.array:
+    """Return the output for x (B, T, E), after a norm."""
     norm = mx.linspace(0.5, 1.5, x.shape[-1])
     return ops.experts(x, norm, EPS, held(m, ops), activation)
 
 
 def difference(m: Mixture, tokens: int, ops: Any = native, activation: str = "silu") -> float:
+    """Return the largest difference from the reference, relative to its largest output, without the residual."""
     x = mx.random.normal((1, tokens, m.router.columns))
     expected = answers(m, x, reference, activation) - x
     return float((mx.abs(answers(m, x, ops, activation) - x - expected).max() / mx.abs(expected).max()).item())

@@ -85,10 +85,12 @@ Calls = list[tuple[str, dict[str, Any]]]
 
 
 def rules_of(name: str) -> TemplateRules:
+    """Return the rules of a template of TEMPLATES."""
     return TemplateRules(ChatTemplate({"default": template(TEMPLATES[name])}), offers_tools=True)
 
 
 def form(name: str) -> Written:
+    """Return the form that is learned from a template of TEMPLATES, without control tokens."""
     markup = learn(rules_of(name).written_calls)
     assert isinstance(markup, Markup)
     return Written(MarkupTokens([], lambda _: None, frozenset()), USE.tools, markup)
@@ -99,6 +101,7 @@ RULES = {name: rules_of(name) for name in TEMPLATES}
 
 
 def read(name: str, text: str, size: int) -> tuple[str, Calls]:
+    """Return the text around the calls, and the calls. size: characters of a piece."""
     stream = ToolStream(FORMS[name], MarkupTokens([], lambda _: None, frozenset()))
     released = ""
     calls = list[ToolCall]()
@@ -111,6 +114,7 @@ def read(name: str, text: str, size: int) -> tuple[str, Calls]:
 
 
 def looks() -> st.SearchStrategy[dict[str, Any]]:
+    """Draw arguments of LOOK without characters of markup."""
     plain = st.text(st.characters(blacklist_characters="<>[]", blacklist_categories=["Cs"]), max_size=8)
     texts = plain.filter(lambda text: text == text.strip())
     return st.fixed_dictionaries({"at": texts}, optional={"times": st.integers(-5, 99)})
