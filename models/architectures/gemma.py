@@ -3,6 +3,8 @@
 Gemma 3n and 4 have K/V of earlier layers, and inputs of single layers. Gemma 3n has several residual streams, and
 feed-forwards with few active gates; Gemma 4 has two head sizes, rotation of a part of a head, and experts next to a
 dense feed-forward. Missing keys have the defaults of mlx-lm's class.
+
+`architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
 """
 
 import re
@@ -77,12 +79,10 @@ def _gemma2(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
 
 def _gemma3(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     """Add Gemma's scales, and a cap of logits where the config states one."""
-    stated = fields.values.get("final_logit_softcapping") is not None
-    return replace(
-        _gemma(fields, decoder),
-        embedding_scale_in_bfloat16=True,
-        logit_softcap=fields.positive("final_logit_softcapping") if stated else None,
-    )
+    softcap = None
+    if fields.values.get("final_logit_softcapping") is not None:
+        softcap = fields.positive("final_logit_softcapping")
+    return replace(_gemma(fields, decoder), embedding_scale_in_bfloat16=True, logit_softcap=softcap)
 
 
 def _gemma3_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
@@ -119,6 +119,7 @@ def _gemma3n_sizes(fields: Fields) -> list[int]:
 
 
 def _gemma3n(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """Add the scales, the cap of logits, the sizes and sources of layers, their own inputs, and the streams."""
     count = len(decoder.layers)
     shares = fields.required_list("activation_sparsity_pattern", count)
     sources = _kv_sources(decoder.layers, count - fields.count_or_zero("num_kv_shared_layers"))
@@ -151,7 +152,9 @@ def _cutoff(share: object) -> float | None:
     """Return how many standard deviations above the mean so large a share of normal numbers ends; None for none."""
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
         raise CheckpointError(f"config.json: activation_sparsity_pattern must list shares below 1, not {share!r:.60}")
-    return NormalDist().inv_cdf(share) if share else None
+    if not share:
+        return None
+    return NormalDist().inv_cdf(share)
 
 
 def _gemma4(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
@@ -197,26 +200,21 @@ def _gemma4_layers(fields: Fields, layers: Sequence[LayerConfig]) -> tuple[Layer
         raise UnsupportedModelError(f"config.json: a Gemma 4 with the activation {values['hidden_activation']!r:.60}")
     first = count - fields.count_or_zero("num_kv_shared_layers", default=20)  # that reads an earlier layer's K/V
     inner = fields.count("intermediate_size")
-    wide = values.get("use_double_wide_mlp", True)  # in layers without K/V of their own
-    full = fields.count("global_head_dim", default=512)  # size of a head in full-attention layers
-    usual = fields.count("head_dim", default=256)
     kv_heads = fields.count("num_key_value_heads", default=1)
-    equal = bool(values.get("attention_k_eq_v"))  # keys are values, too, in full-attention layers
-    full_kv_heads = fields.count("num_global_key_value_heads", default=kv_heads) if equal else kv_heads
+    sliding = {"kv_heads": kv_heads, "head_dim": fields.count("head_dim", default=256), "projects": "qkv"}
+    full = {**sliding, "head_dim": fields.count("global_head_dim", default=512)}
+    if values.get("attention_k_eq_v"):  # keys are values, too
+        full |= {"kv_heads": fields.count("num_global_key_value_heads", default=kv_heads), "projects": "qk"}
+    sharing: dict[str, object] = {"projects": "q"}  # what differs in layers without K/V of their own
+    if values.get("use_double_wide_mlp", True):
+        sharing["inner"] = inner * 2
     sized: list[LayerConfig] = []
     for layer, source in zip(layers, _kv_sources(layers, first), strict=True):
-        slides = layer.window is not None
-        shares = source is not None
-        sized.append(
-            replace(
-                layer,
-                kv_heads=kv_heads if slides else full_kv_heads,
-                head_dim=usual if slides else full,
-                source=source,
-                inner=inner * 2 if shares and wide else inner,
-                projects="q" if shares else "qk" if equal and not slides else "qkv",
-            )
-        )
+        sizes: dict[str, Any] = {"inner": inner, "source": source}
+        sizes |= full if layer.window is None else sliding
+        if source is not None:
+            sizes |= sharing
+        sized.append(replace(layer, **sizes))
     return tuple(sized)
 
 
@@ -267,6 +265,7 @@ def _full_attention_keys(config: Config) -> None:
     known = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
     if not isinstance(kinds, list) or not all(isinstance(entry, dict) for entry in layers.values()):
         raise CheckpointError("config.json: per_layer_config does not fit layer_types")
+    # Each key has one value, and it is stated for exactly the full-attention layers, such as {"5": {"head_dim": 512}}.
     full = {str(number) for number, kind in enumerate(kinds) if kind == _FULL}
     for key in {key for entry in layers.values() for key in entry}:
         stated = {number: entry[key] for number, entry in layers.items() if key in entry}

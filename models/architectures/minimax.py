@@ -1,4 +1,7 @@
-"""MiniMax M1 to M3: mixtures chosen by sigmoids; M3 attends to blocks of entries that an indexer chooses."""
+"""MiniMax M1 to M3: mixtures chosen by sigmoids; M3 attends to blocks of entries that an indexer chooses.
+
+`architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -75,11 +78,12 @@ def _turned(fields: Fields, share: float) -> int:
 def _m3_experts(fields: Fields, layers: int) -> ExpertLayers:
     """Return the experts of sparse layers, as either of two lists marks them; without a list, of all."""
     [experts] = _minimax_experts(fields, 1)
-    experts = experts and replace(
-        experts,
-        scale=fields.positive("routed_scaling_factor"),
-        shared=fields.count("shared_intermediate_size"),
-    )
+    if experts is not None:
+        experts = replace(
+            experts,
+            scale=fields.positive("routed_scaling_factor"),
+            shared=fields.count("shared_intermediate_size"),
+        )
     kinds = fields.listed("mlp_layer_types", layers)
     if kinds is not None:
         return [experts if kind == "sparse" else None for kind in kinds]
@@ -128,16 +132,21 @@ def _m3_runs(fields: Fields) -> bool:
 
 
 def _m3(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
-    """Add the indexers, and what norms are stored without."""
+    """Add the indexers, and the one that Gemma's norms are stored without."""
     section = fields.section("sparse_attention_config")
     for key, only in {"sparse_score_type": "max", "sparse_init_block": 0}.items():
         if section.get(key, only) != only:
             raise UnsupportedModelError(f"config.json: a minimax_m3 with {key} {section[key]!r:.40}")
     sparse = _sparse_layers(fields, len(decoder.layers))
-    indexer = _indexer(fields) if any(sparse) else None
+    indexer = None
+    if any(sparse):
+        indexer = _indexer(fields)
+    norm_weight_offset = 0.0
+    if fields.values.get("use_gemma_norm"):
+        norm_weight_offset = 1.0
     return replace(
         decoder,
-        norm_weight_offset=1.0 if fields.values.get("use_gemma_norm") else 0.0,
+        norm_weight_offset=norm_weight_offset,
         layers=tuple(
             replace(layer, indexer=indexer if is_sparse else None)
             for layer, is_sparse in zip(decoder.layers, sparse, strict=True)

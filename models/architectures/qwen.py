@@ -1,4 +1,7 @@
-"""Qwen 1 to 3.5: dense layers, mixtures, and gated delta networks between layers of gated attention."""
+"""Qwen 1 to 3.5: dense layers, mixtures, and gated delta networks between layers of gated attention.
+
+`architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+"""
 
 from dataclasses import replace
 
@@ -51,7 +54,8 @@ def _experts(fields: Fields, layers: int) -> ExpertLayers:
 
 def _next_experts(fields: Fields, layers: int) -> ExpertLayers:
     """Return `_experts` with the expert that all tokens use."""
-    return [experts and _with_gated_expert(fields, experts) for experts in _experts(fields, layers)]
+    stated = _experts(fields, layers)
+    return [None if experts is None else _with_gated_expert(fields, experts) for experts in stated]
 
 
 def _qwen35_experts(fields: Fields, layers: int) -> ExpertLayers:
@@ -190,6 +194,7 @@ ROWS = (
             head=_HEAD,
             rotated=0.25,
             window_switches=_WINDOWS,
+            # `default=default` keeps each row's own value: all functions of a loop see the last one.
             inner_size=lambda fields, default=default: fields.count("intermediate_size", default=default),  # type: ignore[misc]
             mixer=gated_delta,
             recurrent=recurrent_by_interval,
