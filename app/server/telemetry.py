@@ -56,11 +56,15 @@ class Telemetry:
 
 
 def _put(queue: "asyncio.Queue[bytes | None]", piece: bytes | None) -> None:
+    """Add a piece, None for the end; of a full queue the oldest is dropped."""
     if queue.full():
         queue.get_nowait()
     queue.put_nowait(piece)
 
 
 def _piece(event: Event) -> bytes:
+    """Return an event as it is sent; nothing for one that readers do not get."""
     figures = document(event)
-    return named_event(*figures) if figures is not None else b""
+    if figures is None:
+        return b""
+    return named_event(*figures)

@@ -9,9 +9,17 @@ from typing import Any
 from headrace.models.registry.store import Store
 from tests.support.tiny_chat import CONTROL, write_byte_tokenizer, write_chat_model
 
-# Control tokens of most families, as their templates spell them.
+# Control tokens of most families, as their templates spell them
 _TOKENS = re.compile(
-    r"<\|[^<>\s'\"{}+|]+\|>|<｜[^<>\s'\"{}]+｜>|\[/?[A-Z_]{4,}\]|<\|[a-z_]+>|<[a-z_]+\|>|<(?:start|end)_of_turn>"
+    r"""
+      <\| [^<>\s'"{}+|]+ \|>    # <|im_start|>
+    | <｜ [^<>\s'"{}]+ ｜>      # <｜User｜> of DeepSeek
+    | \[ /? [A-Z_]{4,} \]       # [INST] and [/INST] of Mistral
+    | <\| [a-z_]+ >             # <|turn> of Gemma 4
+    | < [a-z_]+ \|>             # <turn|>
+    | <(?:start|end)_of_turn>   # of Gemma before
+    """,
+    re.VERBOSE,
 )
 
 

@@ -1,4 +1,4 @@
-"""Batch input lines and continued result files."""
+"""Batch input lines and continued result files: targets `batch-line` and `batch-output` of `tests.fuzz.target`."""
 
 import json
 import random
@@ -44,18 +44,21 @@ class Lines:
         if chance.random() < 0.2 and isinstance(document, dict):
             document["prompt"] = text(chance)
         raw = json_bytes(chance, document)
-        return mutated_bytes(chance, raw) if chance.random() < 0.2 else raw
+        if chance.random() < 0.2:
+            raw = mutated_bytes(chance, raw)
+        return raw
 
     def run(self, given: list[bytes]) -> None:
         for line in parse_lines(given, _DEFAULTS):
             assert isinstance(line, BatchLine | BadLine)
-            error = line.error if isinstance(line, BadLine) else HeadraceError("x")
+            error = HeadraceError("x")
+            if isinstance(line, BadLine):
+                error = line.error
+                assert "\n" not in str(error)
+                str(error).encode()  # no half of a surrogate pair
             written = line_of(failure(line, error))
             assert written.count(b"\n") == 1
             assert json.loads(written)
-            if isinstance(line, BadLine):
-                assert "\n" not in str(error)
-                str(error).encode()
 
 
 class OutputFile:
@@ -72,23 +75,27 @@ class OutputFile:
         self._documents = [*answered, *(failure(line, HeadraceError("no")) for line in self._lines[3:])]
 
     def make(self, chance: random.Random) -> tuple[bytes, bool]:
-        documents = mutated_value(chance, self._documents) if chance.random() < 0.5 else self._documents
+        """Return a file, and whether its results have to be in the order of the lines."""
+        documents: Any = self._documents
+        if chance.random() < 0.5:
+            documents = mutated_value(chance, self._documents)
         written = b"".join(json_bytes(chance, document) + b"\n" for document in documents)
         return mutated_bytes(chance, written, words=[b"\n", b"{}\n", b"[" * 3000]), chance.random() < 0.5
 
     def run(self, given: tuple[bytes, bool]) -> None:
-        self._path.write_bytes(given[0])
+        written, in_order = given
+        self._path.write_bytes(written)
         try:
             file = ResultFile(self._path)
             try:
-                file.begin(self._numbers, in_order=given[1])
+                file.begin(self._numbers, in_order=in_order)
                 for line in self._lines:
                     if line.digest not in file.answered:
                         file.write(line, failure(line, HeadraceError("again")))
             finally:
                 file.close()
         except HeadraceError:
-            assert self._path.read_bytes() == given[0]
+            assert self._path.read_bytes() == written
             raise
         digests = [json.loads(line) for line in self._path.read_bytes().split(b"\n")[:-1]]
         assert len(digests) == len(self._lines)
