@@ -12,7 +12,8 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cached_property
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from unicodedata import normalize
 
 from headrace.models.text.tokenizers_library import library_errors, panics_hidden, parts_of, text_growth
 from headrace.runtime.errors import CheckpointError, ContextLimitError, HeadraceError
@@ -28,6 +29,14 @@ _PER_CHARACTER_S = 20e-6  # and per character: tokenizers in common use take 0.2
 _LOOK_S = 0.05  # between looks at the limit
 _MOST_COMPOSED = 4  # characters that become one in the composed form of Unicode (NFC)
 _MOST_NORMALIZED = 2 * MAX_TEXT  # characters that the library may make of a text, about 160 bytes each
+_FORMS: tuple[Literal["NFD", "NFC", "NFKD", "NFKC"], ...] = (
+    "NFD",
+    "NFC",
+    "NFKD",
+    "NFKC",
+)  # Unicode's forms of a text, as normalizers are named
+_MOST_IN_FORM = 18  # characters that one becomes in any form of Unicode
+_PIECE = 1 << 16  # characters of a text that are measured at a time
 
 # Calls without a waiter. At most one uses a processor: callers of `limited` hold the lock of `panics_hidden`, and the
 # next call waits for those in this list.
@@ -145,6 +154,8 @@ class Encoder:
         with library_errors("the tokenizer cannot be used"):
             # Characters of a text that the library may make _MOST_NORMALIZED of.
             self._longest = int(_MOST_NORMALIZED / text_growth(_state(rust.normalizer), _state(rust.pre_tokenizer)))
+            kinds = {part.get("type") for part in parts_of(_state(rust.normalizer))}
+            self._forms = [form for form in _FORMS if form in kinds]
             text_growth(decoder := _state(rust.decoder))
             if any("Regex" in part for part in parts_of(decoder)):
                 raise ValueError("its decoder searches with a regular expression")
@@ -181,11 +192,22 @@ class Encoder:
         with panics_hidden():  # in this thread, which may give up the call
             return limited(lambda: self.encode_here(text), len(text))
 
+    def _longest_form(self, text: str) -> int:
+        """Return the characters of a text in that form of Unicode in which the tokenizer has the most; few as they are.
+
+        Few characters grow in a form, so a text is measured: the limit of all would be that of the worst one.
+        """
+        if not self._forms or len(text) * _MOST_IN_FORM <= self._longest:
+            return len(text)
+        pieces = [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]
+        return max(sum(len(normalize(form, piece)) for piece in pieces) for form in self._forms)
+
     def encode_here(self, text: str) -> list[int]:
         """Encode on this thread."""
-        if len(text) > self._longest:
+        characters = self._longest_form(text)
+        if characters > self._longest:
             raise ContextLimitError(
-                f"the prompt is too long: {len(text)} characters, where this tokenizer takes {self._longest}"
+                f"the prompt is too long: {characters} characters, where this tokenizer takes {self._longest}"
             )
         with library_errors("the tokenizer failed"):
             # Other threads run during a batch, and wait for the call of one text.

@@ -115,6 +115,18 @@ def test_the_length_of_a_text_is_limited_by_its_growth(tmp_path: Path, monkeypat
         tokenizer.encode("a" * 11)
 
 
+@pytest.mark.parametrize(("form", "letter", "characters"), [("NFKC", "\ufdfa", 18), ("NFC", "\U0001d160", 3)])
+def test_the_length_of_a_text_is_that_of_its_unicode_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, letter: str, characters: int
+) -> None:
+    monkeypatch.setattr(encoding, "_MOST_NORMALIZED", 900)
+    tokenizer = Tokenizer.load(write(tmp_path, normalizer={"type": form}))
+    assert len(tokenizer.encode("a" * 900)) == 900
+    tokenizer.encode(letter * (900 // characters))
+    with pytest.raises(ContextLimitError, match="characters"):
+        tokenizer.encode(letter * (900 // characters + 1))
+
+
 @pytest.mark.parametrize("steps", [
     {"normalizer": {"type": "Sequence", "normalizers": [replaced("a" * 9), replaced("a" * 9)]}},
     {"normalizer": replaced("b" * 65)},
