@@ -89,7 +89,7 @@ def custom_input(arguments: str) -> str:
     """Return the text of a call of a custom tool; the arguments themselves if a limit cut them."""
     try:
         value = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
     if not isinstance(value, dict):
         return arguments

@@ -10,11 +10,15 @@ from typing import NoReturn
 from starlette.requests import ClientDisconnect, Request
 
 from headrace.app.server.errors import ApiError, refused
+from headrace.models.checkpoint.json_object import is_deep
+from headrace.models.checkpoint.side_file import check_parts
 from headrace.runtime.config.value_types import shown
 
 MAX_BODY = 32 << 20  # bytes
 _MOST_READ = 8 * MAX_BODY  # bytes that are read and dropped so that the client gets its error; beyond, it is cut off
 BODY_S = 30.0  # for all of a body to arrive
+MAX_LEVELS = 100  # of objects and lists; a tool's schema has up to 60
+_MOST_VALUES = 1 << 20  # of objects and lists; each takes some 60 bytes
 
 
 async def read_body(request: Request) -> dict[str, object]:
@@ -46,6 +50,10 @@ async def read_body(request: Request) -> dict[str, object]:
 def parse_object(data: bytes) -> dict[str, object]:
     """Return a JSON object. Raises ApiError for anything else."""
     try:
+        check_parts(data, _MOST_VALUES)
+    except ValueError:
+        raise refused(f"the body has more than {_MOST_VALUES} values") from None
+    try:
         value = json.loads(data.decode("utf-8"), parse_constant=_no_number)
     except UnicodeDecodeError:
         raise refused("the body is not UTF-8 text") from None
@@ -57,6 +65,8 @@ def parse_object(data: bytes) -> dict[str, object]:
         raise refused("the body is not JSON: a number is too long") from None
     if not isinstance(value, dict):
         raise refused(f"the body must be a JSON object, not {shown(value)}")
+    if is_deep(value, MAX_LEVELS):
+        raise refused("the body is nested too deeply")
     return value
 
 

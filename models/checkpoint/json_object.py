@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from headrace.models.checkpoint.side_file import check_parts, read_side_file
 from headrace.runtime.errors import CheckpointError
@@ -47,6 +48,17 @@ def read_json_object(file: Path) -> dict[str, object]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{file.name} is not a JSON object")
     return value
+
+
+def is_deep(value: object, max_levels: int) -> bool:
+    """Return whether a JSON value has more levels of objects and lists. It may have more than functions may call."""
+    level: list[Any] = [value]
+    for _ in range(max_levels):
+        parts = (part.values() if isinstance(part, dict) else part for part in level)
+        level = [inner for part in parts for inner in part if isinstance(inner, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def without_nulls(values: Mapping[str, object]) -> dict[str, object]:

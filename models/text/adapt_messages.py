@@ -10,6 +10,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from headrace.models.checkpoint.json_object import is_deep
+from headrace.models.checkpoint.side_file import check_parts
 from headrace.models.text.chat_template import Message, check_roles
 from headrace.models.text.template_rules import TemplateRules, named_id
 from headrace.models.text.template_text import TemplateText
@@ -18,6 +20,9 @@ from headrace.runtime.errors import UsageError
 
 _NO_RESULT = "(no result)"
 _NOTHING_SAID = "..."  # the user's part before an answer that has none before it
+_MOST_VALUES = 1 << 18  # in the arguments of a call
+_MAX_LEVELS = 100  # of objects and lists in them
+_TOO_DEEP = f"the arguments of a call are nested more than {_MAX_LEVELS} levels deep"
 _PARAGRAPH = TemplateText("\n\n")  # keeps the origin of the texts that it joins
 
 CallsWriter = Callable[[Sequence[Mapping[str, object]]], str]
@@ -74,16 +79,27 @@ def _with_object(call: Mapping[str, object]) -> dict[str, object]:
 
 
 def object_of(arguments: object) -> dict[str, object]:
-    """Return arguments as an object. Text that is none, such as one that was cut, becomes its only field."""
+    """Return arguments as an object. Text that is none, such as one that was cut, becomes its only field.
+
+    Raises UsageError for a text of very many values, or of very deep ones.
+    """
     if isinstance(arguments, Mapping):
         return dict(arguments)
     text = "" if arguments is None else str(arguments)
     if not text.strip():
         return {}
     try:
+        check_parts(text.encode("utf-8", "surrogatepass"), _MOST_VALUES)
+    except ValueError:
+        raise UsageError(f"the arguments of a call have more than {_MOST_VALUES} values") from None
+    try:
         value = json.loads(text)
+    except RecursionError:
+        raise UsageError(_TOO_DEEP) from None
     except ValueError:
         value = None
+    if isinstance(value, dict) and is_deep(value, _MAX_LEVELS):
+        raise UsageError(_TOO_DEEP)
     return value if isinstance(value, dict) else {"arguments": text}
 
 

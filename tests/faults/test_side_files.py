@@ -161,5 +161,11 @@ def test_a_pipe_in_the_store_is_damage(tmp_path: Path) -> None:
 
 
 def test_long_texts_with_commas_are_no_attack(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text(json.dumps({"chat_template": "a, b, [c], {d} " * 50_000}))
-    assert len(read_json_object(tmp_path / "x.json")["chat_template"]) == 750_000
+    (tmp_path / "x.json").write_text(json.dumps({"chat_template": 'a, b, [c], {d} "' * 500_000}))
+    assert len(read_json_object(tmp_path / "x.json")["chat_template"]) == 8_000_000
+
+
+def test_a_long_text_of_escapes_without_an_end_takes_no_time(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"a": [' + "," * 900_000 + '"' + '\\"' * 10_000_000)
+    with pytest.raises(CheckpointError, match="values"):
+        read_json_object(tmp_path / "x.json")

@@ -12,6 +12,7 @@ that constrain nothing are left out. The rest is written so that llguidance cann
 the given schema.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -58,7 +59,9 @@ def schema_text(schema: Mapping[str, object] | bool, *, masks_spell_keys: bool =
     of an open object's other keys does, and open objects that `allOf` joins are refused by llguidance.
     Raises UsageError, with the path of the fault, for one that is too large or cannot be honoured wholly.
     """
-    parts = list(_walk(schema))
+    parts = list(itertools.islice(_walk(schema), MAX_BYTES))  # a value takes a byte at least
+    if len(parts) == MAX_BYTES:
+        raise UsageError(f"the schema is too large: more than {MAX_BYTES} values")
     if max(depth for depth, _, _ in parts) > MAX_DEPTH:
         raise UsageError(f"the schema is nested too deeply: more than {MAX_DEPTH} levels")
     if schema is False:

@@ -224,7 +224,7 @@ def call_of(value: object) -> ToolCall | None:
     if isinstance(given, str):
         try:
             given = json.loads(given or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
     if not isinstance(name, str) or not name or not isinstance(given, Mapping):
         return None

@@ -414,3 +414,18 @@ def test_definitions_get_the_fields_that_a_template_reads(function: dict[str, An
     variables = rules.tool_variables([{"type": "function", "function": function}])
     text = ChatTemplate({"default": template}).render([{"role": "user", "content": "hi"}], **variables)
     assert text.startswith("look: ")
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"a": [' + "[]," * (1 << 18) + "[]]}", '{"a": ' * 101 + "1" + "}" * 101, '{"a": ' * 9999]
+)
+def test_arguments_that_take_gigabytes_or_are_very_deep_are_refused(arguments: str) -> None:
+    messages = [{"role": "assistant", "tool_calls": [_call("a", 1, arguments)]}]
+    with pytest.raises(UsageError, match="arguments of a call"):
+        with_argument_objects(messages)
+
+
+def test_arguments_with_long_texts_are_taken() -> None:
+    arguments = json.dumps({"a": "[,]" * (1 << 18)})
+    [message] = with_argument_objects([{"role": "assistant", "tool_calls": [_call("a", 1, arguments)]}])
+    assert message["tool_calls"][0]["function"]["arguments"] == json.loads(arguments)

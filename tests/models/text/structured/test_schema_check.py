@@ -166,6 +166,11 @@ def test_a_key_has_one_spelling_in_an_answer_that_goes_on(grammars: Grammars) ->
     assert not np.array(matcher.masks([]))[0][grammars.trie("6")[0]]
 
 
+def test_a_schema_of_very_many_values_is_refused_before_they_are_walked() -> None:
+    with pytest.raises(UsageError, match="too large"):
+        schema_text({"enum": [[]] * 300_000})
+
+
 def test_an_object_of_one_part_is_closed_like_any_other() -> None:
     """pydantic 1 writes each nested class so."""
     schema = {"properties": {"a": {"title": "A", "allOf": [{"$ref": "#/$defs/x"}]}}, "$defs": {"x": OPEN}}
