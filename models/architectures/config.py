@@ -130,8 +130,8 @@ ExpertLayers = list[ExpertsConfig | None]
 class MixerConfig:
     """Recurrent mixing of a layer, from which `network.layers` makes a `runtime.ops.MixerSpec`."""
 
-    sizes: "MixerSizes"  # its kind, too: "delta", "kda", "ssm" or "conv"
-    eps: float  # of the mixer's own norm; unused by "conv", which has none
+    sizes: "MixerSizes"  # its kind, too: "delta", "kda", "ssm", "conv" or "shift"
+    eps: float  # of the mixer's own norm; unused by "conv" and "shift", which have none
     steps: tuple[float, float] = (0.0, float("inf"))  # least and largest step, "ssm" only
     by_key_head: bool = False  # "delta" with joined projections, the rows of each key head together (Qwen3-Next)
     norm_parts: int = 1  # parts that are normalized by themselves, "ssm" only; 0: no norm
@@ -160,7 +160,7 @@ class MixerConfig:
         sizes = self.sizes
         recurs = sizes.key_dim % 16 == 0 and sizes.key_heads > 0 and sizes.heads % sizes.key_heads == 0
         parts = not self.norm_parts or sizes.inner % self.norm_parts == 0
-        return sizes.width <= 16 and parts and (sizes.kind == "conv" or recurs)
+        return sizes.width <= 16 and parts and (sizes.kind in ("conv", "shift") or recurs)
 
 
 @dataclass(frozen=True, slots=True)

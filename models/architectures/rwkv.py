@@ -38,10 +38,11 @@ def _mixer(fields: Fields) -> MixerConfig:
     width = fields.count("hidden_size")
     size = fields.count("head_dim")
     heads = width // size
-    shift = mixer_sizes("conv", heads=1, key_heads=0, key_dim=0, value_dim=width, width=2)
+    shift = mixer_sizes("shift", heads=6, key_heads=0, key_dim=0, value_dim=width, width=2)
+    channel_shift = mixer_sizes("shift", heads=1, key_heads=0, key_dim=0, value_dim=width, width=2)
     recurrence = mixer_sizes("wkv", heads, key_heads=heads, key_dim=size, value_dim=size, width=1)
     ranks = TimeMixConfig(*(fields.count(name) for name in _RANKS))
-    return MixerConfig(shift, fields.positive("norm_eps"), later=(recurrence, shift), time_mix=ranks)
+    return MixerConfig(shift, fields.positive("norm_eps"), later=(recurrence, channel_shift), time_mix=ranks)
 
 
 def _runs(fields: Fields) -> bool:

@@ -12,7 +12,7 @@ import mlx.core as mx
 from headrace.models.architectures.config import DecoderConfig, MixerConfig, TimeMixConfig
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.tensors import CHANNEL_MIX, TIME_MIXES, low_rank_names, scan_products, time_mix
-from headrace.runtime.ops import LayerWeights, MixerSizes, MixerSpec, ScanWeights, TimeMixWeights, Weight, WkvVectors
+from headrace.runtime.ops import LayerWeights, MixerSpec, ScanWeights, TimeMixWeights, Weight, WkvVectors
 
 _HEAD_EPS = 64e-5  # of the norm of each head's result in RWKV-7, whatever `norm_eps`
 
@@ -41,7 +41,7 @@ def with_time_mix(
     sizes = mixer.time_mix
     assert sizes is not None
     width = config.hidden_size
-    recurrence, _ = mixer.later
+    recurrence, channel_sizes = mixer.later
     *projections, output = time_mix(config, sizes)[:4]
     receptance, key, value = (parameters.tensor(prefix, tensor) for tensor in projections)
 
@@ -59,14 +59,15 @@ def with_time_mix(
         norm_bias=of_heads("g_norm.bias"),
     )
     low_rank = _low_rank(parameters, prefix, width, sizes)
-    shift = _shift(mixer.sizes, parameters)
+    shares = mx.stack([of_channels(f"attn.x_{letter}") for letter in TIME_MIXES])  # (6, E)
+    recurrence_spec = MixerSpec(recurrence, norm_eps=_HEAD_EPS, wkv=heads, mixes_values="v" in low_rank)
+    channel_shift = MixerSpec(channel_sizes, taps=of_channels(CHANNEL_MIX)[None])
     return replace(
         weights,
-        mixer=shift,
-        later_mixers=(MixerSpec(recurrence, norm_eps=_HEAD_EPS, wkv=heads), shift),
+        mixer=MixerSpec(mixer.sizes, taps=shares),
+        later_mixers=(recurrence_spec, channel_shift),
         output=parameters.tensor(prefix, output),
         time_mix=TimeMixWeights(
-            mixes=mx.stack([of_channels(f"attn.x_{letter}") for letter in TIME_MIXES])[:, None],
             receptance=receptance,
             key=key,
             value=value,
@@ -74,7 +75,6 @@ def with_time_mix(
             rate=low_rank["a"],
             value_mix=low_rank.get("v"),
             gate=low_rank["g"],
-            channel_mix=of_channels(CHANNEL_MIX),
         ),
     )
 
@@ -90,9 +90,3 @@ def _low_rank(
         out = parameters.matrix(f"{prefix}.{second}", width, rank)
         pairs[letter] = into, out
     return pairs
-
-
-def _shift(sizes: MixerSizes, parameters: Parameters) -> MixerSpec:
-    """Return a mixer whose result is the row before: a convolution of two rows with the taps 1 and 0."""
-    ones = parameters.ones(sizes.channels)
-    return MixerSpec(sizes, taps=mx.stack([ones, mx.zeros_like(ones)]), gated=False, shifts=True)

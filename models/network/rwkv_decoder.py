@@ -20,7 +20,7 @@ import mlx.core as mx
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.projections import Residual
 from headrace.runtime.kv.cache import KVPass
-from headrace.runtime.ops import MixerSpec, Weight
+from headrace.runtime.ops import Weight
 
 Activation = Callable[[mx.array], mx.array]
 
@@ -37,24 +37,17 @@ class RwkvDecoder(Decoder):
             assert layer.output is not None
             assert layer.input_norm is not None
             assert layer.mlp_norm is not None
-            assert layer.time_mix is not None
             normed = ops.layer_norm(x, layer.input_norm, layer.input_norm_bias, eps)
             mixed, first_values = self._mixed(normed, first_values, kv, index)
             x = ops.linear_add(mixed, layer.output, x)
 
             normed = ops.layer_norm(x, layer.mlp_norm, layer.mlp_norm_bias, eps)
             _, shift = layer.later_mixers
-            change = self._change(normed, kv, self._later_states[index] + 1, shift)
-            fed = self._feed_forward(Residual(x, normed + change * layer.time_mix.channel_mix), layer)
+            fed = self._feed_forward(Residual(x, kv.mix(self._later_states[index] + 1, normed, shift)), layer)
             x = ops.linear_add(fed.x, fed.weight, x)
         if not any(row.output for row in kv.rows):
             return x[:, :0]
         return x
-
-    def _change(self, x: mx.array, kv: KVPass, index: int, shift: MixerSpec | None) -> mx.array:
-        """Return the row before minus each row of x (B, T, E). index: of the state with the row before."""
-        assert shift is not None
-        return kv.mix(index, x, shift) - x
 
     def _mixed(self, x: mx.array, first_values: mx.array | None, kv: KVPass, index: int) -> tuple[mx.array, mx.array]:
         """Return the gated result of the recurrence (B, T, E), and the values of the first layer.
@@ -65,17 +58,14 @@ class RwkvDecoder(Decoder):
         layer = self._layers[index]
         weights = layer.time_mix
         assert weights is not None
+        assert layer.mixer is not None
         recurrence, _ = layer.later_mixers
 
         # Inputs between each row and the one before, and their products.
-        change = self._change(x, kv, index, layer.mixer)
-        # (6, N, E), since the rows of a pass are (1, N, E)
-        for_r, for_w, for_k, for_v, for_a, for_g = mx.split(x + change * weights.mixes, 6)
+        for_r, for_w, for_k, for_v, for_a, for_g = mx.split(kv.mix(index, x, layer.mixer), 6, axis=-1)  # (1, N, E)
         v = ops.linear(for_v, weights.value)
         if first_values is None:
             first_values = v
-        elif weights.value_mix is not None:
-            v = v + (first_values - v) * mx.sigmoid(self._low_rank(for_v, weights.value_mix))
         parts = [
             ops.linear(for_r, weights.receptance),
             self._low_rank(for_w, weights.decay, mx.tanh),
@@ -84,7 +74,9 @@ class RwkvDecoder(Decoder):
             self._low_rank(for_a, weights.rate),
             self._low_rank(for_g, weights.gate, mx.sigmoid),
         ]
-        row = mx.concatenate(parts, axis=-1)  # (B, T, 6 E)
+        if weights.value_mix is not None:
+            parts += [first_values, self._low_rank(for_v, weights.value_mix)]
+        row = mx.concatenate(parts, axis=-1)  # (B, T, 6 E), or 8 E
         return kv.mix(self._later_states[index], row, recurrence), first_values
 
     def _low_rank(self, x: mx.array, weights: tuple[Weight, Weight], activation: Activation | None = None) -> mx.array:

@@ -592,7 +592,7 @@ def _mixer_vectors(config: DecoderConfig, mixer: MixerConfig) -> list[Vector]:
 
 
 TIME_MIXES = ("r", "w", "k", "v", "a", "g")
-"""Letters of the inputs of an RWKV-7 layer, in the order of `TimeMixWeights.mixes`."""
+"""Letters of the inputs of an RWKV-7 layer, in the order of its shift's results."""
 
 CHANNEL_MIX = "mlp.x_k"
 """Share of the row before in the input of an RWKV-7 layer's feed-forward."""

@@ -124,12 +124,11 @@ class ScanWeights(NamedTuple):
 
 
 class TimeMixWeights(NamedTuple):
-    """Weights of the two halves of an RWKV-7 layer, of width E; its recurrence has those of heads (`WkvVectors`).
+    """Products of the first half of an RWKV-7 layer, of width E; its mixers have the vectors.
 
     Pairs are products of a low rank, (R, E) and (E, R), the second with a bias but that of gates.
     """
 
-    mixes: mx.array  # (6, 1, E): shares of the row before in the inputs of r, w, k, v, a and g
     receptance: Weight  # (E, E)
     key: Weight  # (E, E)
     value: Weight  # (E, E)
@@ -137,16 +136,11 @@ class TimeMixWeights(NamedTuple):
     rate: tuple[Weight, Weight]
     value_mix: tuple[Weight, Weight] | None  # share of the first layer's values; None in that layer
     gate: tuple[Weight, Weight]
-    channel_mix: mx.array  # (E,), share of the row before in the input of the feed-forward
 
     @property
     def matrices(self) -> list[Weight]:
         pairs = (self.decay, self.rate, self.gate, self.value_mix or ())
         return [self.receptance, self.key, self.value, *(weight for pair in pairs for weight in pair)]
-
-    @property
-    def vectors(self) -> list[mx.array]:
-        return [self.mixes, self.channel_mix]
 
 
 class ResidualMix(NamedTuple):
@@ -183,7 +177,7 @@ class LayerWeights:
     loop_gate: of a layer in a later loop than the first, which attends to both.
     later_mixers: further states of the layer, each with an index of its own after all layers in `KVShape`.
     scan: between the convolution `mixer` and the scan after it, the only later mixer.
-    time_mix: of RWKV-7; `mixer` gives the row before, then follow the recurrence, and the feed-forward's row before.
+    time_mix: of RWKV-7; `mixer` gives its six inputs, then follow the recurrence, and the feed-forward's input.
     """
 
     attention: AttentionSpec | None
@@ -228,7 +222,7 @@ class LayerWeights:
             chooser = self.attention.chooser
             if chooser is not None:
                 vectors += [chooser.heads.q_norm, chooser.heads.k_norm]
-        for part in (self.mixer, *self.later_mixers, self.mixture, self.latent, self.time_mix):
+        for part in (self.mixer, *self.later_mixers, self.mixture, self.latent):
             if part is not None:
                 vectors += part.vectors
         for norms in (self.head_norms, self.branches):

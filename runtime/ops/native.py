@@ -295,11 +295,10 @@ def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
 
 
 def layer_norm(x: mx.array, weight: mx.array, bias: mx.array | None, eps: float) -> mx.array:
-    """Apply layer normalisation over the last axis: the root mean square norm of what is centred."""
-    normed = rms_norm(x - x.mean(axis=-1, keepdims=True), weight, eps)
-    if bias is not None:
-        normed = normed + bias
-    return normed
+    """Apply layer normalisation over the last axis."""
+    if x.dtype != mx.float32:
+        return reference.layer_norm(x, weight, bias, eps)
+    return kernels.layer_norm(x, weight, bias, eps)
 
 
 def norm_linear(x: mx.array, norm: mx.array | None, eps: float, w: Weight) -> mx.array:

@@ -286,7 +286,8 @@ def mixer_plan(spec: MixerSpec) -> "kernels.MixerPlan":
             step_bias = mx.zeros_like(step_bias)
         vectors = (spec.tap_bias, rate, step_bias, spec.skip, spec.norm)
         settings = (spec.norm_first, spec.norm_eps, spec.steps, spec.most_beta)
-        _mixers[key] = kernels.MixerPlan(*sizes, spec.taps, *vectors, *settings, spec.wkv or (), spec.gated, spec.silu)
+        flags = (spec.gated, spec.silu, spec.mixes_values)
+        _mixers[key] = kernels.MixerPlan(*sizes, spec.taps, *vectors, *settings, spec.wkv or (), *flags)
         weakref.finalize(spec, _mixers.pop, key, None)
     return _mixers[key]
 

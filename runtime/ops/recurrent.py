@@ -82,6 +82,8 @@ def _mix(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.ar
         return _scan(x, state, spec)
     if sizes.kind == "wkv":
         return _wkv(x, state, spec)
+    if sizes.kind == "shift":
+        return _shift(x, state, spec)
     convolved, taps = _convolved(x, state, spec)
     if sizes.kind == "conv":
         return convolved, taps
@@ -192,18 +194,30 @@ def _scan(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.a
     return (y * z * mx.sigmoid(z))[None], state.flatten()
 
 
+def _shift(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.array]:
+    """Move each row towards the one before by several shares. x (1, T, E) -> (1, T, Hv E), and the newest row."""
+    assert spec.taps is not None
+    before = mx.concatenate([state[None, None], x[:, :-1]], axis=1)
+    mixed = x[:, :, None] + (before - x)[:, :, None] * spec.taps  # (1, T, Hv, E)
+    return mixed.reshape(1, x.shape[1], -1), x[0, -1]
+
+
 def _wkv(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.array]:
     """Run RWKV-7's recurrence: S = S diag(w) + (S a) b^T + v k^T, y = S r, for each head.
 
     S is (Dv, Dk), w the decay of each of its columns; w, a and b come from logits. The results of a head are
-    normalized, joined by the token's own value, and gated. x (1, T, 6 Hv Dk) -> (1, T, Hv Dv), and the flat state.
+    normalized, joined by the token's own value, and gated. x (1, T, 6 or 8 Hv Dk) -> (1, T, Hv Dv), and the flat state.
     """
     sizes = spec.sizes
     count = x.shape[1]
     heads = spec.wkv
     assert heads is not None
-    parts = mx.split(x[0], 6, axis=-1)
-    r, w, k, v, rate, gate = (part.reshape(count, sizes.heads, sizes.key_dim) for part in parts)  # (T, Hv, Dk)
+    columns = mx.split(x[0], 8 if spec.mixes_values else 6, axis=-1)
+    parts = [part.reshape(count, sizes.heads, sizes.key_dim) for part in columns]  # (T, Hv, Dk)
+    r, w, k, v, rate, gate = parts[:6]
+    if spec.mixes_values:
+        first_v, share = parts[6:]
+        v = v + (first_v - v) * mx.sigmoid(share)
     w = mx.exp(_SLOWEST_DECAY * mx.sigmoid(w))
     rate = mx.sigmoid(rate)
     # The key that is removed has a length of one; the key that is added depends on the rate.

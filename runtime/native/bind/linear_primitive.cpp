@@ -58,9 +58,10 @@ class Linear : public Node {
   int rounding_;
 };
 
-class RmsNorm : public Node {
+// Inputs: x, the weight, and the bias of a LayerNorm where present.
+class Norm : public Node {
  public:
-  RmsNorm(mx::Stream stream, float eps) : Node(stream), eps_(eps) {}
+  Norm(mx::Stream stream, float eps, bool centred) : Node(stream), eps_(eps), centred_(centred) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     mx::array& out = outputs[0];
@@ -68,18 +69,22 @@ class RmsNorm : public Node {
     if (out.size() == 0) return;
     const int64_t k = inputs[0].shape(-1);
     const int64_t count = static_cast<int64_t>(inputs[0].size()) / k;
-    auto task = [x = Rows(inputs[0]), weight = Rows(inputs[1]), count, k, eps = eps_, to = out.data<float>()] {
-      std::vector<char> copies[2];
-      run_rms_norm(Pool::shared(), best_kernels(), x.read<float>(copies[0]), count, k,
-                   weight.read<float>(copies[1]), eps, to);
+    std::vector<Rows> rows(inputs.begin(), inputs.end());
+    auto task = [rows = std::move(rows), count, k, eps = eps_, centred = centred_, to = out.data<float>()] {
+      std::vector<char> copies[3];
+      const float *x = rows[0].read<float>(copies[0]), *weight = rows[1].read<float>(copies[1]);
+      if (!centred) return run_rms_norm(Pool::shared(), best_kernels(), x, count, k, weight, eps, to);
+      const float* bias = rows.size() > 2 ? rows[2].read<float>(copies[2]) : nullptr;
+      run_layer_norm(Pool::shared(), best_kernels(), x, count, k, weight, bias, eps, to);
     };
     mx::cpu::get_command_encoder(stream()).dispatch(std::move(task));
   }
 
-  const char* name() const override { return "HeadraceRmsNorm"; }
+  const char* name() const override { return "HeadraceNorm"; }
 
  private:
   float eps_;
+  bool centred_;
 };
 
 void require_floats(const mx::array& x, int64_t last) {
@@ -122,8 +127,16 @@ mx::array linear(const mx::array& x, const std::shared_ptr<MatrixHandle>& w, con
 
 mx::array rms_norm(const mx::array& x, const mx::array& weight, float eps) {
   require_floats(x, x.ndim() == 0 ? 0 : x.shape(-1));
-  auto node = std::make_shared<RmsNorm>(cpu_stream(), eps);
+  auto node = std::make_shared<Norm>(cpu_stream(), eps, false);
   return mx::array(x.shape(), mx::float32, std::move(node), {x, norm_weight(weight, x.shape(-1))});
+}
+
+mx::array layer_norm(const mx::array& x, const mx::array& weight, const std::optional<mx::array>& bias, float eps) {
+  require_floats(x, x.ndim() == 0 ? 0 : x.shape(-1));
+  std::vector<mx::array> inputs{x, norm_weight(weight, x.shape(-1))};
+  if (bias.has_value()) inputs.push_back(norm_weight(*bias, x.shape(-1)));
+  auto node = std::make_shared<Norm>(cpu_stream(), eps, true);
+  return mx::array(x.shape(), mx::float32, std::move(node), std::move(inputs));
 }
 
 }  // namespace headrace

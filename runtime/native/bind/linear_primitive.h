@@ -21,4 +21,7 @@ mx::array linear(const mx::array& x, const std::shared_ptr<MatrixHandle>& w, con
 // RMSNorm over the last axis of a float32 array.
 mx::array rms_norm(const mx::array& x, const mx::array& weight, float eps);
 
+// LayerNorm over the last axis of a float32 array.
+mx::array layer_norm(const mx::array& x, const mx::array& weight, const std::optional<mx::array>& bias, float eps);
+
 }  // namespace headrace

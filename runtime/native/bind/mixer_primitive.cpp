@@ -27,6 +27,7 @@ MixerKind kind_of(const std::string& name) {
   if (name == "conv") return MixerKind::conv;
   if (name == "scan") return MixerKind::scan;
   if (name == "wkv") return MixerKind::wkv;
+  if (name == "shift") return MixerKind::shift;
   throw std::invalid_argument("unknown mixer " + name);
 }
 
@@ -40,6 +41,7 @@ bool fits(const MixerShape& s) {
   switch (s.kind) {
     case MixerKind::conv: return s.heads == 1 && s.key_heads == 0;
     case MixerKind::scan: return s.key_heads == 1 && s.rows == 1 && s.dim > 0;
+    case MixerKind::shift: return s.key_heads == 0 && s.dim == 0;
     case MixerKind::wkv: return s.key_heads == s.heads && s.rows == s.dim && s.dim % 16 == 0;
     default: return s.key_heads > 0 && s.heads % s.key_heads == 0 && s.dim > 0 && s.dim % 16 == 0;
   }
@@ -91,7 +93,8 @@ const float* MixerPlan::keep(const std::optional<mx::array>& vector, const mx::S
 }
 
 MixerPlan::MixerPlan(const std::string& kind, int heads, int key_heads, int dim, int rows, MixerVectors vectors, bool norm_first,
-                     float eps, std::pair<float, float> steps, float most_beta, bool gated, bool silu) {
+                     float eps, std::pair<float, float> steps, float most_beta, bool gated, bool silu,
+                     bool mixes_values) {
   MixerShape& s = shape_;
   s.kind = kind_of(kind);
   s.heads = heads;
@@ -101,10 +104,13 @@ MixerPlan::MixerPlan(const std::string& kind, int heads, int key_heads, int dim,
   s.eps = eps;
   s.gated = gated;
   s.act = silu ? Act::silu : Act::none;
+  s.mixes_values = mixes_values;
+  require(!mixes_values || s.kind == MixerKind::wkv, "only RWKV-7 mixes values");
   require(gated || s.kind == MixerKind::conv, "only a short convolution has no gates");
   require(!silu || !gated, "only a convolution without gates is activated");
   if (!s.convolves()) {
-    require(fits(s), "a scan has one head of keys and Dv = 1; RWKV-7 as many of keys, and Dv = Dk, a multiple of 16");
+    if (s.kind == MixerKind::shift) s.width = 2;  // the row before is the state
+    require(fits(s), "a scan has one head of keys and Dv = 1; RWKV-7 as many of keys, and Dv = Dk, a multiple of 16; a shift no keys");
     keep_unconvolved(vectors);
     return;
   }
@@ -144,16 +150,18 @@ MixerPlan::MixerPlan(const std::string& kind, int heads, int key_heads, int dim,
 
 void MixerPlan::keep_unconvolved(const MixerVectors& vectors) {
   MixerShape& s = shape_;
-  const bool scans = s.kind == MixerKind::scan;
+  const bool scans = s.kind == MixerKind::scan, shifts = s.kind == MixerKind::shift;
   const int heads = static_cast<int>(s.heads), dim = static_cast<int>(s.dim);
-  for (const auto& vector : {vectors.taps, vectors.tap_bias, vectors.step_bias, vectors.norm}) {
-    require(!vector.has_value(), "neither a scan nor RWKV-7 has a convolution, a bias or such a norm");
+  for (const auto& vector : {vectors.tap_bias, vectors.step_bias, vectors.norm}) {
+    require(!vector.has_value(), "a scan, RWKV-7 and a shift have no bias and no such norm");
   }
-  require(scans || (!vectors.rate.has_value() && !vectors.skip.has_value()), "RWKV-7 has no rate and skips nothing");
-  require(vectors.wkv.size() == (scans ? 0 : 5), "RWKV-7 has five vectors of heads, and a scan none");
+  require(shifts || !vectors.taps.has_value(), "neither a scan nor RWKV-7 has a convolution");
+  require(scans || (!vectors.rate.has_value() && !vectors.skip.has_value()), "RWKV-7 and a shift have no rate and skip nothing");
+  require(vectors.wkv.size() == (scans || shifts ? 0 : 5), "RWKV-7 has five vectors of heads, and a scan or a shift none");
   s.rate = keep(vectors.rate, {heads, dim}, scans);
   s.skip = keep(vectors.skip, {heads}, false);
-  if (scans) return;
+  if (shifts) s.taps = keep(vectors.taps, {heads, static_cast<int>(s.rows)}, true);
+  if (scans || shifts) return;
   const float* kept[5];
   for (size_t i = 0; i < 5; ++i) kept[i] = keep(vectors.wkv[i], {heads, dim}, true);
   s.wkv = {kept[0], kept[1], kept[2], kept[3], kept[4]};

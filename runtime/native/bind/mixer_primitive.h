@@ -25,13 +25,14 @@ class MixerPlan : public std::enable_shared_from_this<MixerPlan> {
  public:
   // Throws std::invalid_argument for unknown kinds and inconsistent shapes.
   MixerPlan(const std::string& kind, int heads, int key_heads, int dim, int rows, MixerVectors vectors, bool norm_first, float eps,
-            std::pair<float, float> steps, float most_beta = 1.0f, bool gated = true, bool silu = false);
+            std::pair<float, float> steps, float most_beta = 1.0f, bool gated = true, bool silu = false,
+            bool mixes_values = false);
 
   const MixerShape& shape() const { return shape_; }
 
  private:
   const float* keep(const std::optional<mx::array>& vector, const mx::Shape& shape, bool needed);
-  // Keeps the vectors of a scan or of RWKV-7.
+  // Keeps the vectors of a scan, RWKV-7 or a shift.
   void keep_unconvolved(const MixerVectors& vectors);
 
   MixerShape shape_;

@@ -128,14 +128,15 @@ NB_MODULE(_native, m) {
       .def(nb::new_([](const std::string& kind, int heads, int key_heads, int dim, int rows, const Optional& taps,
                        const Optional& tap_bias, const Optional& rate, const Optional& step_bias, const Optional& skip,
                        const Optional& norm, bool norm_first, float eps, std::pair<float, float> steps, float most_beta,
-                       const std::vector<hr::mx::array>& wkv, bool gated, bool silu) {
+                       const std::vector<hr::mx::array>& wkv, bool gated, bool silu, bool mixes_values) {
              return std::make_shared<hr::MixerPlan>(kind, heads, key_heads, dim, rows,
                                                     hr::MixerVectors{taps, tap_bias, rate, step_bias, skip, norm, wkv},
-                                                    norm_first, eps, steps, most_beta, gated, silu);
+                                                    norm_first, eps, steps, most_beta, gated, silu, mixes_values);
            }),
            "kind"_a, "heads"_a, "key_heads"_a, "key_dim"_a, "value_dim"_a, "taps"_a.none(), "tap_bias"_a.none(), "rate"_a.none(),
            "step_bias"_a.none(), "skip"_a.none(), "norm"_a.none(), "norm_first"_a, "eps"_a, "steps"_a,
-           "most_beta"_a = 1.0f, "wkv"_a = std::vector<hr::mx::array>(), "gated"_a = true, "silu"_a = false)
+           "most_beta"_a = 1.0f, "wkv"_a = std::vector<hr::mx::array>(), "gated"_a = true, "silu"_a = false,
+           "mixes_values"_a = false)
       .def_prop_ro("state_floats", [](const hr::MixerPlan& plan) { return plan.shape().state_floats(); });
 
   nb::class_<hr::Packings>(m, "Packings")
@@ -167,6 +168,7 @@ NB_MODULE(_native, m) {
   m.def("experts", &hr::experts, "x"_a, "norm"_a, "eps"_a, "plan"_a);
   m.def("expert_linear", &hr::expert_linear, "x"_a, "indices"_a, "w"_a, "experts"_a);
   m.def("rms_norm", &hr::rms_norm, "x"_a, "weight"_a, "eps"_a);
+  m.def("layer_norm", &hr::layer_norm, "x"_a, "weight"_a, "bias"_a.none(), "eps"_a);
   m.def("layers", &hr::layers, "x"_a, "keys"_a, "values"_a, "offset"_a, "plans"_a,
         "firsts"_a = std::vector<int>(), "prefill"_a = true, "rounding"_a = 16, "wanted"_a = -1,
         "peer"_a.none() = nb::none());

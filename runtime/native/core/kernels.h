@@ -214,6 +214,9 @@ struct Kernels {
   // out = x * rsqrt(mean(x^2) + eps) * weight, over k values; x and out may be the same.
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t k, float* out);
 
+  // out = (x - mean(x)) * rsqrt(variance(x) + eps) * weight + bias, over k values; bias may be nullptr, out is not x.
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int64_t k, float* out);
+
   // Convert an activation row to the order of a matrix's kernels. prepared_size is a multiple of 16 floats.
   int64_t (*prepared_size)(const Matrix& w);
   void (*prepare)(const Matrix& w, const float* x, float* prepared);
@@ -309,6 +312,9 @@ struct Kernels {
 
   // out = exp(rate * softplus(x + bias)) over n values.
   void (*decays)(const float* x, const float* bias, float rate, int64_t n, float* out);
+
+  // out = x + (before - x) * share over n values; out may be share.
+  void (*interpolate)(const float* x, const float* before, const float* share, int64_t n, float* out);
 
   // out = a * b over n values; out may be b.
   void (*multiply_pairs)(const float* a, const float* b, int64_t n, float* out);

@@ -153,6 +153,18 @@ void run_columns(Pool& pool, const Kernels& kernels, const LinearCall& call) {
   });
 }
 
+// Call act(m) for each row of k numbers; a task has several short rows.
+template <class Act>
+void each_row(Pool& pool, int64_t rows, int64_t k, const Act& act) {
+  const int64_t step = std::max<int64_t>(1, 16384 / std::max<int64_t>(k, 1));  // least rows per task
+  pool.run(ceil_div(rows, step), [&](Tasks& tasks) {
+    while (tasks.next()) {
+      const int64_t end = std::min(rows, (tasks.index() + 1) * step);
+      for (int64_t m = tasks.index() * step; m < end; ++m) act(m);
+    }
+  });
+}
+
 }  // namespace
 
 Upcoming first_of(const Pool& pool, const LinearCall* next, int number) {
@@ -186,15 +198,12 @@ void run_norm_add(Pool& pool, const Kernels& kernels, const NormAddCall& call) {
 
 void run_rms_norm(Pool& pool, const Kernels& kernels, const float* x, int64_t rows, int64_t k, const float* norm,
                   float eps, float* out) {
-  const int64_t step = std::max<int64_t>(1, 16384 / std::max<int64_t>(k, 1));  // least rows per task
-  pool.run(ceil_div(rows, step), [&](Tasks& tasks) {
-    while (tasks.next()) {
-      const int64_t end = std::min(rows, (tasks.index() + 1) * step);
-      for (int64_t m = tasks.index() * step; m < end; ++m) {
-        kernels.rms_norm(x + m * k, norm, eps, k, out + m * k);
-      }
-    }
-  });
+  each_row(pool, rows, k, [&](int64_t m) { kernels.rms_norm(x + m * k, norm, eps, k, out + m * k); });
+}
+
+void run_layer_norm(Pool& pool, const Kernels& kernels, const float* x, int64_t rows, int64_t k, const float* norm,
+                    const float* bias, float eps, float* out) {
+  each_row(pool, rows, k, [&](int64_t m) { kernels.layer_norm(x + m * k, norm, bias, eps, k, out + m * k); });
 }
 
 }  // namespace headrace

@@ -39,6 +39,10 @@ constexpr int64_t kAloneNumbers = 1 << 14;  // numbers of rows that the caller h
 void run_rms_norm(Pool& pool, const Kernels& kernels, const float* x, int64_t rows, int64_t k, const float* norm,
                   float eps, float* out);
 
+// out[m] = x[m] after LayerNorm, (M, K); bias may be nullptr.
+void run_layer_norm(Pool& pool, const Kernels& kernels, const float* x, int64_t rows, int64_t k, const float* norm,
+                    const float* bias, float eps, float* out);
+
 // out[m] = (residual[m] + x[m] normalised) * scale, (M, K); out may be residual.
 struct NormAddCall {
   const float* x = nullptr;

@@ -15,6 +15,7 @@ constexpr int64_t kStateRows = 32;  // of a head's state at a time: they stay in
 constexpr int64_t kChannels = 256;  // of a short convolution's task
 constexpr int64_t kScanned = 64;    // channels of a scan's task: their states and rates stay in the L1
 constexpr int64_t kMostWidth = 16;  // taps
+constexpr int64_t kAloneNumbers = 1 << 14;  // numbers of a shift's results that the caller computes alone
 
 // Convolves channels [from, from + n) of a sequence's rows, `input` (row i of the sequence: input + i * stride) behind its state, and
 // writes row i to out + i * out_stride. The new state's part of these channels follows.
@@ -97,20 +98,45 @@ void run_wkv(Pool& pool, const Kernels& kernels, const MixerCall& call) {
       const WkvHead head{every.removed_key + from, every.key_rate + from, every.bonus + from, every.norm + from, every.norm_bias + from};
       float* state = rows.out_state + from * dim;
       std::memcpy(state, rows.state + from * dim, static_cast<size_t>(dim * dim) * sizeof(float));
-      float* change = scratch(Slot::scores, 4 * dim);
+      float* change = scratch(Slot::scores, 5 * dim);
+      float* value = change + 4 * dim;
       for (int64_t t = rows.row; t < rows.row + rows.count; ++t) {
         const float* x = call.x + t * shape.projected() + from;
-        const WkvToken token{x,
-                             x + width,
-                             x + 2 * width,
-                             x + 3 * width,
-                             x + 4 * width,
-                             x + 5 * width,
-                             call.out + t * width + from};
+        WkvToken token{x,
+                       x + width,
+                       x + 2 * width,
+                       x + 3 * width,
+                       x + 4 * width,
+                       x + 5 * width,
+                       call.out + t * width + from};
+        if (shape.mixes_values) {
+          kernels.gated(x + 7 * width, nullptr, dim, Act::sigmoid, value);  // the share of the first layer's values
+          kernels.interpolate(token.v, x + 6 * width, value, dim, value);
+          token.v = value;
+        }
         kernels.wkv(token, head, shape.eps, dim, state, change);
       }
     }
   });
+}
+
+void run_shift(Pool& pool, const Kernels& kernels, const MixerCall& call) {
+  const MixerShape& shape = call.shape;
+  const int64_t width = shape.rows, parts = ceil_div(width, kChannels);
+  pool.run(call.count * parts, [&](Tasks& tasks) {
+    while (tasks.next()) {
+      const MixerRows& rows = call.sequences[tasks.index() / parts];
+      const int64_t from = tasks.index() % parts * kChannels, n = std::min(kChannels, width - from);
+      const float* before = rows.state + from;
+      for (int64_t t = rows.row; t < rows.row + rows.count; ++t) {
+        const float* x = call.x + t * width + from;
+        float* out = call.out + t * shape.inner() + from;
+        for (int64_t at = 0; at < shape.inner(); at += width) kernels.interpolate(x, before, shape.taps + at + from, n, out + at);
+        before = x;
+      }
+      std::memcpy(rows.out_state + from, before, static_cast<size_t>(n) * sizeof(float));
+    }
+  }, call.tokens * shape.inner() > kAloneNumbers);
 }
 
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
@@ -183,6 +209,7 @@ void run_mixer(Pool& pool, const Kernels& kernels, const MixerCall& call) {
   if (shape.kind == MixerKind::conv) return run_short_convolution(pool, kernels, call);
   if (shape.kind == MixerKind::scan) return run_scan(pool, kernels, call);
   if (shape.kind == MixerKind::wkv) return run_wkv(pool, kernels, call);
+  if (shape.kind == MixerKind::shift) return run_shift(pool, kernels, call);
   const int64_t keys = 2 * shape.key_heads, units = keys + shape.heads, channels = shape.channels();
   float* mixed = scratch(Slot::mixed, call.tokens * channels);
   pool.run(call.count * units, [&](Tasks& tasks) {

@@ -30,6 +30,26 @@ inline void rms_norm(const float* x, const float* weight, float eps, int64_t k, 
   }
 }
 
+inline void layer_norm(const float* x, const float* weight, const float* bias, float eps, int64_t k, float* out) {
+  vf sums[4] = {zero(), zero(), zero(), zero()};
+  int64_t i = 0;
+  for (; i + 4 * W <= k; i += 4 * W) {
+    for (int j = 0; j < 4; ++j) sums[j] = add(sums[j], load(x + i + j * W));
+  }
+  for (; i < k; i += W) sums[0] = add(sums[0], load_first(x + i, k - i < W ? k - i : W));
+  const vf mean = set1(sum(add(add(sums[0], sums[1]), add(sums[2], sums[3]))) / static_cast<float>(k));
+  for (i = 0; i < k; i += W) {
+    const int64_t here = k - i < W ? k - i : W;
+    store_first(out + i, sub(load_first(x + i, here), mean), here);
+  }
+  rms_norm(out, weight, eps, k, out);
+  if (bias == nullptr) return;
+  for (i = 0; i < k; i += W) {
+    const int64_t here = k - i < W ? k - i : W;
+    store_first(out + i, add(load_first(out + i, here), load_first(bias + i, here)), here);
+  }
+}
+
 inline vf sigmoid(vf x) { return div(set1(1.0f), add(set1(1.0f), exp(sub(zero(), x)))); }
 
 inline vf silu(vf x) { return div(x, add(set1(1.0f), exp(sub(zero(), x)))); }

@@ -198,6 +198,15 @@ inline void wkv(const WkvToken& t, const WkvHead& head, float eps, int64_t dim, 
   finish(t, head, share, eps, dim);
 }
 
+inline void interpolate(const float* x, const float* before, const float* share, int64_t n, float* out) {
+  for (int64_t i = 0; i < n; i += W) {
+    const int64_t here = n - i < W ? n - i : W;
+    const vf from = load_first(x + i, here);
+    const vf change = mul(sub(load_first(before + i, here), from), load_first(share + i, here));
+    store_first(out + i, add(from, change), here);
+  }
+}
+
 inline void multiply_pairs(const float* a, const float* b, int64_t n, float* out) {
   for (int64_t i = 0; i < n; i += W) {
     const int64_t here = n - i < W ? n - i : W;

@@ -16,6 +16,7 @@ static constexpr Kernels kTable = {
     .rounded_rows = kRoundedRows,
     .panel = kPanel,
     .rms_norm = rms_norm,
+    .layer_norm = layer_norm,
     .prepared_size = prepared_size,
     .prepare = prepare,
     .multiply = multiply,
@@ -49,6 +50,7 @@ static constexpr Kernels kTable = {
     .wkv = wkv,
     .convolve = convolve,
     .decays = decays,
+    .interpolate = interpolate,
     .multiply_pairs = multiply_pairs,
     .rescale = rescale,
 };

@@ -46,6 +46,7 @@ struct Layer {
     s.least_step = 0.3f;
     s.most_step = 0.9f;
     if (c.kind == MixerKind::wkv) {
+      s.mixes_values = c.biased;
       const float* of_heads[5];
       for (const float*& vector : of_heads) vector = hold(random_floats(c.heads * c.dim));
       s.wkv = {of_heads[0], of_heads[1], of_heads[2], of_heads[3], of_heads[4]};
@@ -59,7 +60,9 @@ struct Layer {
       if (c.biased) s.skip = hold(random_floats(c.heads));
       return;
     }
-    s.taps = hold(random_floats(c.width * s.channels()));
+    const bool shifts = c.kind == MixerKind::shift;
+    s.taps = hold(random_floats((shifts ? c.heads : c.width) * s.channels()));
+    if (shifts) return;
     if (c.biased) s.tap_bias = hold(random_floats(s.channels()));
     if (c.kind == MixerKind::conv) return;
     s.step_bias = hold(random_floats(c.heads * s.head_decays()));
@@ -127,6 +130,10 @@ struct Sequence {
     std::vector<double> y(static_cast<size_t>(width)), decay(static_cast<size_t>(dim)), added = decay, unit = decay, rate = decay;
     for (int64_t from = 0; from < width; from += dim) {
       const float *r = x + from, *w = r + width, *k = w + width, *v = k + width, *a = v + width, *g = a + width;
+      std::vector<double> value(v, v + dim);
+      if (s.mixes_values) {
+        for (int64_t d = 0; d < dim; ++d) value[d] += (g[width + d] - value[d]) * sigmoid(g[2 * width + d]);
+      }
       double squares = 0, share = 0;
       for (int64_t d = 0; d < dim; ++d) {
         rate[d] = sigmoid(a[d]);
@@ -142,7 +149,7 @@ struct Sequence {
         double seen = 0;
         for (int64_t d = 0; d < dim; ++d) seen += own[d] * unit[d];
         for (int64_t d = 0; d < dim; ++d) {
-          own[d] = own[d] * decay[d] - seen * unit[d] * rate[d] + v[row] * added[d];
+          own[d] = own[d] * decay[d] - seen * unit[d] * rate[d] + value[row] * added[d];
           y[from + row] += own[d] * r[d];
         }
       }
@@ -152,13 +159,24 @@ struct Sequence {
       for (int64_t d = 0; d < dim; ++d) {
         double& out = y[from + d];
         out = (out - mean) / std::sqrt(variance + kEps) * s.wkv.norm[from + d] + s.wkv.norm_bias[from + d];
-        out = (out + share * v[d]) * g[d];
+        out = (out + share * value[d]) * g[d];
       }
     }
     return y;
   }
 
+  std::vector<double> shifted(const float* x) {
+    std::vector<double> y;
+    for (int64_t i = 0; i < s.inner(); ++i) {
+      const int64_t at = i % s.rows;
+      y.push_back(x[at] + (state[at] - x[at]) * s.taps[i]);
+    }
+    state.assign(x, x + s.rows);
+    return y;
+  }
+
   std::vector<double> token(const float* x) {
+    if (s.kind == MixerKind::shift) return shifted(x);
     if (s.kind == MixerKind::scan) return scanned(x);
     if (s.kind == MixerKind::wkv) return replaced(x);
     const int64_t channels = s.channels(), inner = s.inner();
@@ -311,7 +329,12 @@ void test_mixers(const Kernels& kernels) {
       }
     }
   }
-  for (const int64_t dim : {16, 48, 64}) test_case(kernels, {MixerKind::wkv, 3, 3, dim, dim, 1, 0, false}, counts);
+  for (const int64_t dim : {16, 48, 64}) {
+    for (const bool mixes_values : {false, true}) test_case(kernels, {MixerKind::wkv, 3, 3, dim, dim, 1, 0, mixes_values}, counts);
+  }
+  for (const int64_t rows : {1, 37, 300}) {
+    for (const int64_t results : {1, 6, 60}) test_case(kernels, {MixerKind::shift, results, 0, 0, rows, 2}, counts);
+  }
   for (const int64_t width : {1, 2, 4, 16}) {
     for (const bool biased : {false, true}) {
       for (const int64_t inner : {1, 67, 300}) {

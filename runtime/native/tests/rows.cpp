@@ -27,6 +27,27 @@ void test_norm(const Kernels& kernels, int64_t k) {
   }
 }
 
+void test_layer_norm(const Kernels& kernels, int64_t k, bool biased) {
+  auto values = random_floats(3 * k);
+  for (float& value : values) value += 2;  // the mean is most of it
+  const auto weights = random_floats(k), biases = random_floats(k);
+  const Guarded x = guarded(values), weight = guarded(weights), bias = guarded(biases);
+  Guarded out(3 * k * 4);
+  run_layer_norm(Pool::shared(), kernels, x.as<float>(), 3, k, weight.as<float>(), biased ? bias.as<float>() : nullptr, 1e-5f,
+                 out.as<float>());
+  for (int64_t m = 0; m < 3; ++m) {
+    double mean = 0, squares = 0;
+    for (int64_t i = 0; i < k; ++i) mean += values[m * k + i] / static_cast<double>(k);
+    for (int64_t i = 0; i < k; ++i) squares += (values[m * k + i] - mean) * (values[m * k + i] - mean);
+    const double factor = 1 / std::sqrt(squares / static_cast<double>(k) + 1e-5);
+    for (int64_t i = 0; i < k; ++i) {
+      const double expected = (values[m * k + i] - mean) * factor * weights[i] + (biased ? biases[i] : 0.0);
+      const double scale = 4 * std::fabs(factor * weights[i]) + std::fabs(expected);  // of numbers up to 4 before the mean is subtracted
+      check(near(out.as<float>()[m * k + i], expected, scale), "LayerNorm", kernels.name);
+    }
+  }
+}
+
 void test_gate(const Kernels& kernels, int64_t n, Act act) {
   auto gates = random_floats(n);
   const auto ups = random_floats(n);
@@ -93,11 +114,13 @@ void test_rotation(int64_t dims, int64_t offset) {
 void test_rows(const Kernels& kernels) {
   for (int64_t n = 1; n <= 70; ++n) {
     test_norm(kernels, n);
+    for (const bool biased : {false, true}) test_layer_norm(kernels, n, biased);
     for (const Act act : {Act::silu, Act::gelu}) test_gate(kernels, n, act);
     test_xielu(kernels, n);
     for (const Type type : {Type::f32, Type::f16, Type::bf16}) test_conversion(kernels, n, type);
   }
   test_norm(kernels, 8191);
+  test_layer_norm(kernels, 8191, true);
   for (const int64_t dims : {2, 32, 64, 128}) {
     for (const int64_t offset : {0, 1, 511}) test_rotation(dims, offset);
   }

@@ -168,8 +168,8 @@ def _maybe(chance: random.Random, *shape: int) -> mx.array | None:
 
 def _mixer(chance: random.Random) -> tuple[Any, int, int]:
     """Return a mixer's plan, the numbers of a projected row, and those of its result."""
-    kind = chance.choice(("delta", "kda", "ssm", "conv", "scan", "wkv", "x"))
-    if kind in ("scan", "wkv"):
+    kind = chance.choice(("delta", "kda", "ssm", "conv", "scan", "wkv", "shift", "x"))
+    if kind in ("scan", "wkv", "shift"):
         return _unconvolved_mixer(chance, kind)
     keys, dim, rows, width = (chance.choice(of) for of in ((1, 2), (16, 32, 48), (1, 5, 16, 33), (1, 2, 4)))
     heads = keys * chance.choice((1, 2, 3))
@@ -201,24 +201,43 @@ def _mixer(chance: random.Random) -> tuple[Any, int, int]:
 
 
 def _unconvolved_mixer(chance: random.Random, kind: str) -> tuple[Any, int, int]:
-    """Return the same of a scan, or of RWKV-7's recurrence."""
+    """Return the same of a scan, or of RWKV-7's recurrence or shift."""
     heads = chance.choice((1, 2, 67))
     dim = chance.choice((1, 16, 20, 48))
+    taps: mx.array | None = None
     rate: mx.array | None = None
     skip: mx.array | None = None
     wkv: list[mx.array] = []
-    if kind == "scan":
+    mixes_values = chance.random() < (0.5 if kind == "wkv" else 0.03)
+    if kind == "shift":
+        sizes = heads, 0, 0, dim
+        projected = dim
+        taps = _maybe(chance, heads) if chance.random() < 0.1 else array(chance, (heads, dim), mx.float32)
+    elif kind == "scan":
         sizes = heads, 1, dim, 1
         projected = 3 * heads + 2 * dim
         rate = _maybe(chance, heads) if chance.random() < 0.1 else array(chance, (heads, dim), mx.float32)
         skip = _maybe(chance, heads)
     else:
         sizes = heads, heads, dim, dim
-        projected = 6 * heads * dim
+        projected = (8 if mixes_values else 6) * heads * dim
         wkv = [array(chance, (heads, dim), mx.float32) for _ in range(_number(chance, 5) % 7)]
     numbers = [_number(chance, size) for size in sizes]
     plan = native.kernels.MixerPlan(
-        kind, *numbers, None, None, rate, None, skip, None, False, chance.choice((1e-5, 0.0)), (0.0, 1.0), 1.0, wkv
+        kind,
+        *numbers,
+        taps,
+        None,
+        rate,
+        None,
+        skip,
+        None,
+        False,
+        chance.choice((1e-5, 0.0)),
+        (0.0, 1.0),
+        1.0,
+        wkv,
+        mixes_values=mixes_values,
     )
     return plan, projected, heads * (1 if kind == "scan" else dim)
 
@@ -265,7 +284,11 @@ class Bindings(_Kernels):
                     chance.choice(("", "", *_ACTIVATIONS)), chance.random() < 0.3, curve,
                 )  # fmt: skip
             case 3:
-                return kernels.rms_norm(x, array(chance, (columns,), mx.float32), chance.choice((1e-5, *_FLOATS)))
+                weight = array(chance, (columns,), mx.float32)
+                eps = chance.choice((1e-5, *_FLOATS))
+                if chance.random() < 0.5:
+                    return kernels.layer_norm(x, weight, _maybe(chance, columns), eps)
+                return kernels.rms_norm(x, weight, eps)
             case 4:
                 tokens = array(chance, lead, mx.int32 if chance.random() < 0.5 else mx.uint32)
                 if chance.random() < 0.3:

@@ -40,6 +40,23 @@ def test_activations_match_the_reference(activation: str) -> None:
     assert close(native.glu(x, up, activation), reference.glu(x, up, activation))
 
 
+@pytest.mark.parametrize("width", [1, 19, 768])
+@pytest.mark.parametrize("biased", [True, False])
+def test_layer_norm_matches_the_reference(width: int, *, biased: bool) -> None:
+    x = mx.random.normal((2, 40, width)) + 3
+    weight = mx.random.normal((width,))
+    bias = mx.random.normal((width,)) if biased else None
+    ours = native.layer_norm(x, weight, bias, 1e-2)
+    assert close(ours, reference.layer_norm(x, weight, bias, 1e-2))
+    assert mx.array_equal(native.layer_norm(x[1:, 5:6], weight, bias, 1e-2), ours[1:, 5:6])
+
+
+def test_layer_norm_of_another_type_runs_on_stock_mlx() -> None:
+    x = mx.random.normal((3, 32)).astype(mx.float16)
+    weight = mx.ones((32,), mx.float16)
+    assert mx.array_equal(native.layer_norm(x, weight, None, 1e-5), reference.layer_norm(x, weight, None, 1e-5))
+
+
 def heads(length: int, entries: int) -> list[mx.array]:
     """Return queries, and K/V that are slices of buffers with more room."""
     mx.random.seed(length)
@@ -91,6 +108,8 @@ def test_attention_calls_without_a_kernel_run_on_stock_mlx() -> None:
 
 def unconvolved_mixer(kind: str) -> MixerSpec:
     """Return a mixer without a convolution: channels that no register holds whole, or heads of RWKV-7."""
+    if kind == "shift":
+        return MixerSpec(MixerSizes("shift", 6, 0, 0, 83, width=2), taps=mx.random.uniform(shape=(6, 83)))
     if kind == "scan":
         sizes = MixerSizes("scan", heads=83, key_heads=1, key_dim=20, value_dim=1, width=1)
         return MixerSpec(sizes, rate=-mx.random.uniform(0.1, 2.0, (83, 20)), skip=mx.random.normal((83,)))
@@ -101,8 +120,8 @@ def unconvolved_mixer(kind: str) -> MixerSpec:
 
 def mixer(kind: str, *, norm: str | None = "head") -> MixerSpec:
     mx.random.seed(3)
-    if kind in ("scan", "wkv"):
-        return unconvolved_mixer(kind)
+    if kind in ("scan", "wkv", "shift"):
+        return replace(unconvolved_mixer(kind), mixes_values=norm == "values")
     heads, key_heads, dim, rows = (1, 0, 0, 83) if kind == "conv" else (HV, HK, DK, DV)
     sizes = MixerSizes(kind, heads, key_heads, dim, rows, 4)
     convolution = mx.random.normal((4, sizes.channels)), mx.random.normal((sizes.channels,))
@@ -130,13 +149,15 @@ def mixer_inputs(spec: MixerSpec, tokens: int) -> mx.array:
     projected = {
         "conv": (3 if spec.gated else 1) * sizes.inner,
         "scan": 3 * sizes.heads + 2 * sizes.key_dim,
-        "wkv": 6 * sizes.inner,
+        "wkv": (8 if spec.mixes_values else 6) * sizes.inner,
+        "shift": sizes.value_dim,
     }
     return mx.random.normal((1, tokens, projected.get(sizes.kind, sizes.channels + gates)))
 
 
 MIXERS = [("delta", "head"), ("kda", "head"), ("ssm", "all"), ("ssm", "parts"), ("ssm", "heads apart")]
-MIXERS += [("ssm", None), ("conv", None), ("conv", "ungated"), ("conv", "silu"), ("scan", None), ("wkv", None)]
+MIXERS += [("ssm", None), ("conv", None), ("conv", "ungated"), ("conv", "silu")]
+MIXERS += [("scan", None), ("wkv", None), ("wkv", "values"), ("shift", None)]
 
 
 @pytest.mark.parametrize(("kind", "norm"), MIXERS)
@@ -175,20 +196,28 @@ def test_a_scan_with_large_steps_forgets_its_state() -> None:
 
 
 def test_mixers_without_a_convolution_refuse_what_does_not_fit() -> None:
-    for kind in ("scan", "wkv"):
+    for kind in ("scan", "wkv", "shift"):
         spec = unconvolved_mixer(kind)
         x = mixer_inputs(spec, 3)
         state = mx.zeros((spec.sizes.state,))
         odd = replace(spec.sizes, key_heads=2)
+        other_vectors = None if kind == "wkv" else unconvolved_mixer("wkv").wkv
         for broken in (
             replace(spec, taps=mx.ones((1, spec.sizes.channels))),
             replace(spec, rate=mx.ones((spec.sizes.heads,))),
             replace(spec, norm=mx.ones((spec.sizes.inner,))),
             replace(spec, sizes=odd),
-            replace(spec, wkv=None if kind == "wkv" else unconvolved_mixer("wkv").wkv),
+            replace(spec, wkv=other_vectors),
         ):
-            with pytest.raises(ValueError, match=r"scan|RWKV-7|mixer"):
+            with pytest.raises(ValueError, match=r"scan|RWKV-7|shift|mixer"):
                 native.mix_pass(x, [state], [3], broken)
+
+
+@pytest.mark.parametrize("kind", ["scan", "shift", "conv"])
+def test_only_rwkv_mixes_values(kind: str) -> None:
+    spec = replace(mixer(kind), mixes_values=True)
+    with pytest.raises(ValueError, match="only RWKV-7 mixes values"):
+        native.mix_pass(mixer_inputs(spec, 3), [mx.zeros((spec.sizes.state,))], [3], spec)
 
 
 @pytest.mark.parametrize("bound", [5.0, 0.01, 300.0])
