@@ -168,7 +168,7 @@ def _start() -> "subprocess.Popen[bytes]":
     folders = [*sys.path, str(Path(package).parent.parent)]
     try:
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _PROGRAM, *folders],
+            [sys.executable or "", "-I", "-S", "-c", _PROGRAM, *folders],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
