@@ -11,6 +11,8 @@ its sequences' next pass is built, so that the device does not wait for them bef
 
 `decode.start` builds and `Engine._advance` selects and reads; `commit_batch` takes the tokens that were read. Nothing
 here waits for the device but `read`.
+
+Guards: tests/runtime/engine/test_step_loop.py and tests/models/network/test_mtp.py.
 """
 
 import math

@@ -4,6 +4,8 @@ Plans are cached by the id of their specification and dropped with it.
 
 Arguments go to C++ by position: their order is that of runtime/_native.pyi. A feature that the kernels lack is a
 reason to return None here, and the layer then runs one operation at a time (`Decoder._block`).
+
+Guards: tests/runtime/ops/test_native_recurrent.py.
 """
 
 import weakref

@@ -2,6 +2,8 @@
 
 `do('NAME')` carries out a slash command. A new key is a row here, and a line of the help screen (`_KEYS` in
 `help_screen.py`) and of docs/chat.md; the order is that of the key bar.
+
+Guards: tests/tui/test_narrow.py.
 """
 
 from collections.abc import Iterable
