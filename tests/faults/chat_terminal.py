@@ -15,7 +15,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 _MODES = ((b"\x1b[?1049h", b"\x1b[?1049l"), (b"\x1b[?25l", b"\x1b[?25h"))  # the other screen, no cursor: on, off
-_ESCAPES = re.compile(rb"\x1b\[[0-9;:?<>=]*[A-Za-z]")
+_ESCAPES = re.compile(rb"\x1b\[[0-9;:?<>=]*[A-Za-z]")  # `\x1b[1;32m`, a colour; `\x1b[?25l`, a mode
+_ROWS = 30
+_COLUMNS = 100
 
 
 class Chat:
@@ -23,7 +25,7 @@ class Chat:
 
     def __init__(self, home: Path, *arguments: str, first: str = "") -> None:
         self._ours, theirs = os.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", _ROWS, _COLUMNS, 0, 0))  # no size in pixels
         given = {"HEADRACE_HOME": str(home), "TERM": "xterm-256color"}
         self.process = self._start(["chat", *arguments], theirs, given, first)
         os.close(theirs)
@@ -33,7 +35,7 @@ class Chat:
         self._reader.start()
 
     def _start(self, arguments: Sequence[str], terminal: int, environment: Mapping[str, str], first: str) -> Any:
-        """A process as `subprocess` has them: here it is an interpreter of its own."""
+        """Start the program in a new interpreter; return it as `subprocess` does. `tests.fuzz.forked` forks instead."""
         return subprocess.Popen(
             [sys.executable, "-c", f"{first}\nfrom headrace.app.cli.main import main\nmain()", *arguments],
             cwd=ROOT,
@@ -51,7 +53,8 @@ class Chat:
         """Return whether the ended process restored the terminal: screen, cursor, line editing."""
         self._reader.join()
         ends = all(self.written.rfind(off) > self.written.rfind(on) for on, off in _MODES)
-        return ends and bool(termios.tcgetattr(self._ours)[3] & termios.ICANON)
+        local_modes = termios.tcgetattr(self._ours)[3]
+        return ends and bool(local_modes & termios.ICANON)
 
     def shows(self, text: str) -> bool:
         return text.encode() in _ESCAPES.sub(b"", self.written)

@@ -132,8 +132,6 @@ def test_a_model_that_cannot_be_served_is_a_one_line_error(tmp_path: Path) -> No
     exposed = served("--host", "0.0.0.0")
     assert exposed.returncode == 2
     assert "HEADRACE_API_KEY" in exposed.stderr
-    with httpx.Client():
-        pass
     elsewhere = served("--host", "203.0.113.1", "--api-key", "k")
     assert elsewhere.returncode == 2
     assert "203.0.113.1" in elsewhere.stderr
