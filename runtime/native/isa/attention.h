@@ -14,18 +14,19 @@ static_assert(kAttendChunk % W == 0);
 template <int Locality>  // of __builtin_prefetch: 2 as far as the L2, 3 into the L1
 struct Requests {
   Places places, behind;
-  int64_t at = 0;  // bytes of each
+  int64_t at = 0, due = 0;  // bytes of each: asked for, in whole lines, and to be asked for by now
 
-  // The share of each step if `steps` of them ask for all that is left.
-  int64_t share(int64_t steps) const { return (places.bytes + behind.bytes - at + 64 * steps - 1) / (64 * steps) * 64; }
+  // The share of each step if `steps` of them ask for all that is left. Less than a line is asked for by some of the steps.
+  int64_t share(int64_t steps) const { return (places.bytes + behind.bytes - due + steps - 1) / steps; }
 
   void some(int64_t bytes) {
-    const int64_t to = at + bytes < places.bytes ? at + bytes : places.bytes;
+    due += bytes;
+    const int64_t to = due < places.bytes ? due : places.bytes;
     for (; at < to; at += 64) {
       __builtin_prefetch(places.first + at, 0, Locality);  // GCC drops calls of request() here as if they had no effect
       __builtin_prefetch(places.second + at, 0, Locality);
     }
-    if (at >= places.bytes && behind.bytes > 0) places = behind, behind = {}, at = 0;
+    if (at >= places.bytes && behind.bytes > 0) due -= places.bytes, places = behind, behind = {}, at = 0;
   }
 
   void rest() {

@@ -14,6 +14,8 @@ namespace headrace::HEADRACE_ISA {
 
 constexpr int kTileVectors = kTile / W;
 constexpr int64_t kMostGroup = 64;
+constexpr int64_t kAskEntries = 16;  // of values, between requests for the next chunk
+using PackedRequests = Requests<W == 16 ? 3 : 2>;  // two chunks of 8 bits fit an L1 of 48 KB, not one of 32
 static_assert(kTile % W == 0 && kAttendChunk % kTile == 0);
 
 template <int Bits>
@@ -238,10 +240,10 @@ inline void round_query(const float* x, int64_t dim, const Packing& packing, Pac
   }
 }
 
-// scores[j * ld + i] = q . k for the tile of entries from `first` on.
+// scores[j * ld + i] = q . k for the tile of entries from `first` on. Asks for `bytes` with each group.
 template <int Bits, int Q>
 inline void score_tile(const char* keys, const PackedPart& part, const Packing& packing, int64_t dim, const PackedQuery* q,
-                       int64_t first, float* scores, int64_t ld) {
+                       int64_t first, float* scores, int64_t ld, PackedRequests& requests, int64_t bytes) {
   constexpr int V = kTileVectors, kSteps = 16 / kLow<Bits>, kApart = W == 16 ? 2 : 1;  // separate sums shorten the chain of additions
   const auto* codes = reinterpret_cast<const uint32_t*>(keys + part.codes + first * part.row);
   const auto* fifth = codes + dim / 8 * kTile;
@@ -253,6 +255,7 @@ inline void score_tile(const char* keys, const PackedPart& part, const Packing& 
   int64_t word = 0;
   for (int64_t begin = 0, g = 0; begin < dim; begin += packing.group, ++g) {
     const int64_t end = begin + packing.group < dim ? (begin + packing.group) * kLow<Bits> / 32 : dim * kLow<Bits> / 32;
+    requests.some(bytes);
     vi acc[Q][V][kApart];
 #pragma GCC unroll 4
     for (int j = 0; j < Q; ++j) {
@@ -323,16 +326,16 @@ inline void round_weights(const float* scores, const char* scales, int64_t begin
 }
 
 // acc of each query at [at, ...) of V vectors of a group's dwords, `across` to a row of four entries, from the i-th on: all entries
-// [begin, end).
+// [begin, end). Asks for `bytes` with every kAskEntries entries.
 template <int Bits, int Q, int V>
 [[gnu::noinline]] void weigh_codes(const char* codes, const char* fifth, int64_t across, int64_t i, int64_t begin, int64_t end,
-                                   const Weights (&weights)[Q], const Softmax* states, int64_t at, Requests<3>& requests,
+                                   const Weights (&weights)[Q], const Softmax* states, int64_t at, PackedRequests& requests,
                                    int64_t bytes) {
   constexpr int H = 8 / kLow<Bits>;  // numbers of a byte
   // Separate sums shorten the chain of additions where one instruction multiplies and adds: rows at once, and sums of a number.
   constexpr int R = W == 16 && Q * V * H < 4 ? 2 : 1, kSums = W == 16 ? 2 * R : 1;
   const int64_t here = across - i < W ? across - i : W;
-  Requests<3> ask = requests;
+  PackedRequests ask = requests;
   vi acc[Q][V][H][kSums];
 #pragma GCC unroll 4
   for (int j = 0; j < Q; ++j) {
@@ -347,7 +350,7 @@ template <int Bits, int Q, int V>
   }
   const char* row = codes + (begin / 4 * across + i) * 4;
   for (int64_t p = begin; p < end; p += 4 * R, row += across * 4 * R) {
-    ask.some(bytes * R);
+    if ((p - begin) % kAskEntries == 0) ask.some(bytes);
 #pragma GCC unroll 4
     for (int part = 0; part < V * R; ++part) {
       const int v = part % V, r = part / V;
@@ -382,10 +385,27 @@ template <int Bits, int Q, int V>
   }
 }
 
+// Vectors of dwords that weigh_codes takes at once.
+template <int Bits, int Q>
+constexpr int kCodeVectors = Bits == 8 ? (W == 16 ? (Q < 4 ? 2 : 1) : kTileVectors) : (W == 4 ? 2 : 1);
+
+// Calls of weigh_codes for all groups.
+template <int Bits, int Q>
+inline int64_t code_passes(const Packing& packing, int64_t dim) {
+  constexpr int64_t columns = kCodeVectors<Bits, Q> * W;
+  int64_t passes = 0;
+  for (int64_t d = 0; d < dim; d += packing.group) {
+    const int64_t size = dim - d < packing.group ? dim - d : packing.group, across = Bits == 8 ? size : size / 2;
+    passes += across / columns + (across % columns + W - 1) / W;
+  }
+  return passes;
+}
+
 template <int Bits, int Q>
 inline void weigh_packed(const char* values, const Packing& packing, int64_t dim, int64_t begin, int64_t end, const float* scores,
-                         Softmax* states, float* room, Requests<3>& requests, int64_t bytes) {
-  constexpr int V = Bits == 8 ? (W == 16 ? (Q < 4 ? 2 : 1) : kTileVectors) : (W == 4 ? 2 : 1);
+                         Softmax* states, float* room, PackedRequests& requests) {
+  constexpr int V = kCodeVectors<Bits, Q>;
+  const int64_t bytes = requests.share(((end - begin) + kAskEntries - 1) / kAskEntries * code_passes<Bits, Q>(packing, dim));
   Weights weights[Q];
   for (int j = 0; j < Q; ++j, room += kAttendChunk / 2) weights[j].pairs = room;
   const PackedPart part(packing, dim);
@@ -409,7 +429,7 @@ inline void attend_packed_of(const Chunk& chunk, const Packings& packings, int64
   constexpr int64_t ld = kAttendChunk;
   const PackedPart keys(packings.keys, dim);
   const int64_t groups = packings.keys.groups(dim);
-  Requests<3> own{chunk.own, {}}, next{chunk.next[0], chunk.next[1]};
+  PackedRequests own{chunk.own, {}}, next{chunk.next[0], chunk.next[1]};
   own.rest();
   PackedQuery query[Q];
   float* room = scores + Q * ld;
@@ -419,16 +439,14 @@ inline void attend_packed_of(const Chunk& chunk, const Packings& packings, int64
     room += dim / 2 + groups;
   }
   const int64_t begin = chunk.first / kTile * kTile, end = (chunk.first + chunk.n + kTile - 1) / kTile * kTile;
-  const int64_t bytes = next.share((end - begin) / kTile * 2);
+  const int64_t bytes = next.share((end - begin) / kTile * groups * 2);  // scores and the softmax take half of the time
   for (int64_t p = begin; p < end; p += kTile) {
-    next.some(bytes);
-    score_tile<K, Q>(chunk.keys, keys, packings.keys, dim, query, p, scores + p, ld);
+    score_tile<K, Q>(chunk.keys, keys, packings.keys, dim, query, p, scores + p, ld, next, bytes);
   }
   const int64_t lo = chunk.first - begin;
   softmax_rows(scores + begin, ld, Q, end - begin, lo, lo + chunk.n, rule, states);
-  const int64_t part = next.share((end - begin) / 4 * packings.values.groups(dim));
   (packings.values.bits == 8 ? weigh_packed<8, Q> : weigh_packed<5, Q>)(chunk.values, packings.values, dim, begin, end, scores, states,
-                                                                         room, next, part);
+                                                                         room, next);
   next.rest();
 }
 
