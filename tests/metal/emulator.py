@@ -24,6 +24,8 @@ from headrace.runtime.ops import metal, metal_check
 AVAILABLE = shutil.which("g++") is not None and not mx.metal.is_available()
 GOLDEN = Path(__file__).with_name("sources.metal")
 _SHIM = Path(__file__).with_name("shim.h")
+# Arguments of a kernel: `  uint thread_index_in_simdgroup [[thread_index_in_simdgroup]]`, a number of the thread, and
+# `  const device float16_t* x [[buffer(0)]]`: type, name, place.
 _ATTRIBUTE = re.compile(r"  uint3? (\w+) \[\[\w+\]\]")
 _BUFFER = re.compile(r"  (?:const )?(?:device|constant) ([^*]+)\* (\w+) \[\[buffer\((\d+)\)\]\]")
 
@@ -75,7 +77,7 @@ def generated(
 
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "printed").open("w+b") as printed:
         before = os.dup(1)
-        os.dup2(printed.fileno(), 1)
+        os.dup2(printed.fileno(), 1)  # MLX prints in C++, past `sys.stdout`
         try:
             mx.export_function(str(Path(folder) / "kernel.mlxfn"), traced, *inputs.values())
         finally:
@@ -97,8 +99,9 @@ def run(
     """Run a launch, and return its outputs."""
     text = generated(name, source, inputs, outputs, strided=strided, **options)
     arrays = {key: _raw(array, strided) for key, array in inputs.items()}
+    # Outputs begin as NaN, so that a value which is not written shows: 0xFFFF is NaN in float16 and in bfloat16.
     results = {
-        key: np.full(shape, 0xFF, np.uint16) if dtype.size == 2 else np.full(shape, np.nan, np.float32)
+        key: np.full(shape, 0xFFFF, np.uint16) if dtype.size == 2 else np.full(shape, np.nan, np.float32)
         for key, (shape, dtype) in outputs.items()
     }
     places = arrays | results
@@ -127,7 +130,10 @@ def _raw(array: mx.array, strided: bool) -> np.ndarray[Any, Any]:
 
 @lru_cache(maxsize=256)
 def _compiled(text: str) -> ctypes.CDLL:
-    """Return the kernel as a library with a function `run`."""
+    """Return the kernel as a library with a function `run`.
+
+    The source ends with the instance of the kernel's template; `decltype(NAME<...>)` in it is the function to call.
+    """
     body, _, instance = text.partition("\ntemplate [[host_name")
     called = re.search(r"decltype\((.+?)\) ", instance)
     assert called, "no template"
