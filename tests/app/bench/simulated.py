@@ -16,9 +16,13 @@ from headrace.app.bench.measure.sample import Sample, typical_speed
 from headrace.app.bench.measure.session import BenchSession
 from tests.support.bench import bench_result, repetition_figures, run_document
 
-MEMORY_SD = 0.04
-MEMORY_SECONDS = 0.8
-JITTER = 0.01
+MEMORY_SD = 0.04  # of the logarithm of memory speed
+MEMORY_SECONDS = 0.8  # in which memory speed forgets all but 1 / e of a deviation
+JITTER = 0.01  # of the logarithm of a measurement
+_PARTS = 8  # of a span, in each of which memory speed is taken as constant
+_MEAN_GB_S = 45.0
+_READ_S = 0.04  # of a measurement of memory speed
+_BY_MEMORY = 0.8  # power of memory speed that the speed of a step follows
 
 
 class Machine:
@@ -37,19 +41,19 @@ class Machine:
     def pass_time(self, seconds: float) -> float:
         """Let time pass; the mean log memory speed meanwhile."""
         states = []
-        for _ in range(8):
-            kept = math.exp(-seconds / 8 / self._seconds)
+        for _ in range(_PARTS):
+            kept = math.exp(-seconds / _PARTS / self._seconds)
             self._state = self._state * kept + self._random.gauss(0, self._sd * math.sqrt(1 - kept * kept))
             states.append(self._state)
         self.now += seconds
         return sum(states) / len(states)
 
     def memory_gb_s(self) -> float:
-        return 45 * math.exp(self.pass_time(0.04) + self._random.gauss(0, JITTER))
+        return _MEAN_GB_S * math.exp(self.pass_time(_READ_S) + self._random.gauss(0, JITTER))
 
     def step_s(self, seconds: float, steps: int) -> float:
         """The typical latency of `steps` steps that take `seconds` each at average memory speed."""
-        return seconds / math.exp(0.8 * self.pass_time(seconds * steps) + self._random.gauss(0, JITTER))
+        return seconds / math.exp(_BY_MEMORY * self.pass_time(seconds * steps) + self._random.gauss(0, JITTER))
 
 
 class IdleMeter:
@@ -76,10 +80,14 @@ class Backend:
 
     def measure(self, test: Test) -> Sample:
         self.measured.append(test)
-        prefill = self._machine.step_s(0.002 * self._slower, test.prompt) * test.prompt if test.prompt else 0.0
+        prefill_s = 0.0
+        if test.prompt:
+            prefill_s = self._machine.step_s(0.002 * self._slower, test.prompt) * test.prompt
         steps = max(test.generate - 1, 0)
-        step = self._machine.step_s(0.004 * self._slower, steps) if steps else 0.0
-        return Sample(prefill, 0.004, [step] * steps)
+        step_s = 0.0
+        if steps:
+            step_s = self._machine.step_s(0.004 * self._slower, steps)
+        return Sample(prefill_s, 0.004, [step_s] * steps)
 
     def close(self) -> None: ...
 
