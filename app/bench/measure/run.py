@@ -239,16 +239,7 @@ def _measure(options: MeasureOptions, host: Machine, opened: _Opened, show: Show
     read_memory = memory.read if memory else None
     session = BenchSession(opened.backends, options.tests, rounds=options.rounds, memory=read_memory)
     account = _Account(session, host, opened)
-    interrupted = False
-    rounds = 0
-    try:
-        for progress in session.run():
-            rounds = progress.round
-            show(progress, account.so_far)
-            for engine in opened.own_engines:
-                engine.first_pass_report = partial(_show_first_pass, show, progress, account.so_far)
-    except KeyboardInterrupt:
-        interrupted = True
+    rounds, interrupted = _run_rounds(session, account, opened, show)
     results = account.final()
     if not results:
         raise KeyboardInterrupt
@@ -299,6 +290,20 @@ def _measure(options: MeasureOptions, host: Machine, opened: _Opened, show: Show
         hosts=_hosts_account(opened, results),
         notes=[*opened.peer_notes, *session.notes],
     )
+
+
+def _run_rounds(session: BenchSession, account: "_Account", opened: _Opened, show: Show) -> tuple[int, bool]:
+    """Measure until the session ends or Ctrl-C; return the number of rounds, and True for Ctrl-C."""
+    rounds = 0
+    try:
+        for progress in session.run():
+            rounds = progress.round
+            show(progress, account.so_far)
+            for engine in opened.own_engines:
+                engine.first_pass_report = partial(_show_first_pass, show, progress, account.so_far)
+    except KeyboardInterrupt:
+        return rounds, True
+    return rounds, False
 
 
 def _hosts_account(opened: _Opened, results: Sequence[Result]) -> HostsAccount | None:
