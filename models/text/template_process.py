@@ -5,6 +5,9 @@ threads of a program, one job at a time: a render takes a millisecond, and a pro
 The process starts with the first job, and anew after a job that ended it. Ctrl-C, and `stop` of `encoding_ends`, end
 the wait for an answer together with the process.
 
+CheckpointError means that the template fails, which callers may remember. A plain HeadraceError is no fault of the
+template: the process cannot start, or something else kills it, as Linux does when memory is short.
+
 Importing this module imports no jinja2.
 """
 
@@ -16,15 +19,16 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
-from typing import Any
+from threading import RLock
+from typing import IO, Any
 
 from headrace.models.text.encoding import MAX_TEXT, EncodingStoppedError, is_stopped
 from headrace.models.text.template_text import OUTSIDE, OWN, TemplateText
-from headrace.models.text.template_worker import HEADER, OUT_OF_MEMORY, Job
+from headrace.models.text.template_worker import HEADER, OUT_OF_MEMORY, READY, Job
 from headrace.runtime.errors import CheckpointError, HeadraceError
 
 # Characters of template source. Templates in common use have up to 20,000; 50,000 compile in under 2 s and 256 MB.
@@ -39,7 +43,9 @@ _END_S = 10.0  # for the end of a process that has closed its pipes
 
 # Linux limits the address space of the process. Elsewhere this side looks at its resident memory.
 _LIMITS_ADDRESS_SPACE = sys.platform == "linux"
-_WORKER_BYTES = 100_000_000  # resident memory of the process itself, with templates that it has compiled
+
+# Signals of crashes, which a template can cause.
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 # The interpreter skips `site`, and so all variables and start files of Python, but has the same modules.
 _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from headrace.models.text.template_worker import main; main()"
@@ -81,12 +87,12 @@ def render_template(source: str, variables: Mapping[str, Any], limits: TemplateL
 
 
 def _do(action: str, source: str, variables: Mapping[str, Any], limits: TemplateLimits) -> dict[str, Any]:
-    """Return the answer to a job. Raises CheckpointError with one line."""
+    """Return the answer to a job. Raises CheckpointError with one line if the template fails."""
     if len(source) > MAX_SOURCE:
         raise CheckpointError(f"the chat template is {len(source)} characters long (limit {MAX_SOURCE})")
     answer = _process.answer(action, source, variables, limits)
-    if error := answer.get("error"):
-        raise CheckpointError(_one_line(str(error)))
+    if "error" in answer:
+        raise CheckpointError(_one_line(answer["error"]))
     return answer
 
 
@@ -97,17 +103,22 @@ def _one_line(text: str) -> str:
     return text if len(text) <= _LONGEST_ERROR else text[: _LONGEST_ERROR - 1] + "…"
 
 
+class _KilledError(HeadraceError):
+    """The process was killed, and not by the job."""
+
+
 class TemplateProcess:
     """The process, and the pipes to it."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = RLock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def answer(self, action: str, source: str, variables: Mapping[str, Any], limits: TemplateLimits) -> dict[str, Any]:
         """Return the answer to a job: the fields that `template_worker` gives, or `error`.
 
-        Raises CheckpointError if the job ends the process, EncodingStoppedError if it is to end.
+        Raises CheckpointError if the job ends the process, EncodingStoppedError if it is to end, HeadraceError if the
+        process cannot start or is killed twice.
         """
         compile_seconds = max(limits.seconds, limits.compile_seconds)
         # The size of the conversation is known once it is written.
@@ -116,21 +127,38 @@ class TemplateProcess:
         kernel_memory = memory if _LIMITS_ADDRESS_SPACE else 0
         job = pickle.dumps(Job(action, source, given, compile_seconds, limits.seconds, kernel_memory, MAX_TEXT))
 
-        while not self._lock.acquire(timeout=_LOOK_S):
-            _check_stopped()
-        try:
-            process = self._started()
+        with self._locked():
             try:
-                _write(process, len(job).to_bytes(HEADER) + job)
-                answer = _read_answer(process, len(job) + memory)
-            except (OSError, EOFError):
-                raise CheckpointError(f"the chat template failed: {_reason(process, limits.seconds, memory)}") from None
-            return _checked(action, answer)
-        except BaseException:  # Ctrl-C, too: the next job must not get the answer to this one
-            self.end()
-            raise
+                try:
+                    answer = self._send(job, limits.seconds, memory)
+                except _KilledError:  # may happen once
+                    answer = self._send(job, limits.seconds, memory)
+                return _checked(action, answer)
+            except BaseException:  # Ctrl-C, too: the next job must not get the answer to this one
+                self.end()
+                raise
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Wait for the lock, and hold it."""
+        try:
+            while not self._lock.acquire(timeout=_LOOK_S):
+                _check_stopped()
+            yield
         finally:
-            self._lock.release()
+            # Ctrl-C can arrive when `acquire` has returned and its result is not seen yet. An RLock knows its thread.
+            with suppress(RuntimeError):  # it is not this thread's
+                self._lock.release()
+
+    def _send(self, job: bytes, seconds: float, memory: int) -> bytes:
+        """Send a job with these limits, and return the answer."""
+        process = self._started()
+        check = _job_check(process, len(job) + memory)
+        try:
+            _write(process, len(job).to_bytes(HEADER) + job, check)
+            return _read_answer(process, check)
+        except (OSError, EOFError):
+            raise _failure(process, seconds, memory) from None
 
     def _started(self) -> "subprocess.Popen[bytes]":
         """Return the process, started if none runs."""
@@ -138,6 +166,7 @@ class TemplateProcess:
             self.end()
         if self._process is None:
             self._process = _start()
+            _wait_until_ready(self._process)
         return self._process
 
     def end(self) -> None:
@@ -149,14 +178,21 @@ class TemplateProcess:
             with process:  # closes the pipes, and waits
                 pass
 
+    def kill(self) -> None:
+        """Kill the process at the end of the program. Its pipes stay open: a thread may be reading an answer."""
+        process = self._process
+        if process is not None:
+            process.kill()
+            process.wait()
+
     def leave(self) -> None:
         """Leave the process to the program that this one is a fork of. A fork starts its own."""
-        self._lock = Lock()
+        self._lock = RLock()
         process = self._process
         self._process = None
         if process is not None:
             process.returncode = 0  # it is no child of this process, which must not wait for it
-            for pipe in (process.stdin, process.stdout):
+            for pipe in (process.stdin, process.stdout, process.stderr):
                 assert pipe is not None
                 pipe.close()  # or it would not see the end of its input
 
@@ -167,51 +203,95 @@ def _start() -> "subprocess.Popen[bytes]":
     assert package is not None
     folders = [*sys.path, str(Path(package).parent.parent)]
     try:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable or "", "-I", "-S", "-c", _PROGRAM, *folders],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             bufsize=0,
             env={name: os.environ[name] for name in _VARIABLES if name in os.environ},
             process_group=0,  # Ctrl-C is for the program alone
         )
     except OSError as error:
-        raise HeadraceError(f"the process for chat templates cannot be started: {error}") from error
+        raise _start_error(str(error)) from error
+    assert process.stdin is not None
+    os.set_blocking(process.stdin.fileno(), False)
+    return process
 
 
-def _write(process: "subprocess.Popen[bytes]", data: bytes) -> None:
-    """Write a job. Raises OSError if the process has ended."""
+def _wait_until_ready(process: "subprocess.Popen[bytes]") -> None:
+    """Wait until the process has imported its modules. Raises HeadraceError with its last line if it ends first."""
+    assert process.stderr is not None
+    try:
+        is_ready = _read(process, len(READY), _check_stopped) == READY
+    except EOFError:
+        is_ready = False
+    if not is_ready:
+        process.kill()
+        lines = process.stderr.read().decode(errors="replace").split("\n")
+        written = [line for line in lines if line.strip()]
+        raise _start_error(written[-1] if written else f"it ended with {_end_of(process.wait())}")
+    process.stderr.close()  # nobody reads it from now on
+
+
+def _start_error(reason: str) -> HeadraceError:
+    return HeadraceError(
+        f"the process for chat templates cannot be started: {_one_line(reason)}",
+        hint=f"check that {sys.executable or 'Python'} runs, and install headrace again if it does not",
+    )
+
+
+def _wait(pipe: "IO[bytes]", event: int, check: Callable[[], None]) -> None:
+    """Wait until a pipe can be read or written. check: raises an error to end the wait."""
+    poll = select.poll()
+    poll.register(pipe, event)
+    while not poll.poll(1000 * _LOOK_S):
+        check()
+
+
+def _write(process: "subprocess.Popen[bytes]", data: bytes, check: Callable[[], None]) -> None:
+    """Write a job. Raises OSError if the process has ended. check: see `_wait`."""
     assert process.stdin is not None
     remaining = memoryview(data)
     while remaining:
-        remaining = remaining[process.stdin.write(remaining) :]
+        _wait(process.stdin, select.POLLOUT, check)
+        size = process.stdin.write(remaining) or 0  # None if the pipe is full again
+        remaining = remaining[size:]
 
 
-def _read_answer(process: "subprocess.Popen[bytes]", memory: int) -> bytes:
-    """Return an answer. Raises EOFError if the process ends first. memory: bytes that it may take for the job."""
-    size = int.from_bytes(_read(process, HEADER, memory))
+def _read_answer(process: "subprocess.Popen[bytes]", check: Callable[[], None]) -> bytes:
+    """Return an answer. Raises EOFError if the process ends first. check: see `_wait`."""
+    size = int.from_bytes(_read(process, HEADER, check))
     if size > _MAX_ANSWER:
         raise CheckpointError("the chat template failed: its process sent too long an answer")
-    return _read(process, size, memory)
+    return _read(process, size, check)
 
 
-def _read(process: "subprocess.Popen[bytes]", size: int, memory: int) -> bytes:
-    """Read so many bytes of an answer, while looking at the reasons to end the wait."""
+def _read(process: "subprocess.Popen[bytes]", size: int, check: Callable[[], None]) -> bytes:
+    """Read so many bytes of the output. check: see `_wait`."""
     assert process.stdout is not None
-    poll = select.poll()
-    poll.register(process.stdout, select.POLLIN)
     data = bytearray()
     while len(data) < size:
-        while not poll.poll(1000 * _LOOK_S):
-            _check_stopped()
-            if not _LIMITS_ADDRESS_SPACE and resident_bytes(process.pid) > _WORKER_BYTES + memory:
-                raise CheckpointError(f"the chat template failed: {_too_much(memory)}")
+        _wait(process.stdout, select.POLLIN, check)
         part = process.stdout.read(size - len(data))
         if not part:
             raise EOFError
         data += part
     return bytes(data)
+
+
+def _job_check(process: "subprocess.Popen[bytes]", memory: int) -> Callable[[], None]:
+    """Return the check during a job that may take so many bytes on top of those that the process has now."""
+    if _LIMITS_ADDRESS_SPACE:
+        return _check_stopped
+    max_bytes = resident_bytes(process.pid) + memory
+
+    def check() -> None:
+        _check_stopped()
+        if resident_bytes(process.pid) > max_bytes:
+            raise CheckpointError(f"the chat template failed: {_too_much(memory)}")
+
+    return check
 
 
 def resident_bytes(pid: int) -> int:
@@ -229,19 +309,27 @@ def _check_stopped() -> None:
         raise EncodingStoppedError("the chat template was stopped")
 
 
-def _reason(process: "subprocess.Popen[bytes]", seconds: float, memory: int) -> str:
-    """Return why a process has ended during a job with these limits."""
+def _failure(process: "subprocess.Popen[bytes]", seconds: float, memory: int) -> HeadraceError:
+    """Return the error for a process that has ended during a job with these limits."""
     try:
         code = process.wait(_END_S)
     except subprocess.TimeoutExpired:
-        return "its process sent no answer"
+        return CheckpointError("the chat template failed: its process sent no answer")
     if code == -signal.SIGPROF:
-        return f"it runs for more than {round(seconds, 1):g} seconds"
+        return CheckpointError(f"the chat template failed: it runs for more than {round(seconds, 1):g} seconds")
     if code == OUT_OF_MEMORY:
-        return _too_much(memory)
-    if code < 0:
-        return f"it ended its process with {signal.Signals(-code).name}"
-    return f"it ended its process with status {code}"
+        return CheckpointError(f"the chat template failed: {_too_much(memory)}")
+    if -code in _CRASHES:
+        return CheckpointError(f"the chat template failed: its process ended with {_end_of(code)}")
+    return _KilledError(
+        f"the process for chat templates ended twice, with {_end_of(code)}",
+        hint="try again; if memory is short, close other programs",
+    )
+
+
+def _end_of(code: int) -> str:
+    """Return the words for the return code of a process."""
+    return f"signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"status {code}"
 
 
 def _too_much(memory: int) -> str:
@@ -257,15 +345,18 @@ def _checked(action: str, answer: bytes) -> dict[str, Any]:
         if action == "names":
             return {"names": [str(name) for name in fields["names"]]}
         if action == "render":
-            text, origin = fields["text"], fields["origin"]
+            text = fields["text"]
+            origin = fields["origin"]
+            if not isinstance(text, str) or not isinstance(origin, str):
+                raise ValueError
             if len(text) != len(origin) or len(text) > MAX_TEXT or origin.strip(OWN + OUTSIDE):
                 raise ValueError
-            return {"text": str(text), "origin": str(origin)}
+            return {"text": text, "origin": origin}
         return {}
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise CheckpointError("the chat template failed: its process sent no answer") from error
 
 
 _process = TemplateProcess()
-atexit.register(_process.end)
+atexit.register(_process.kill)
 os.register_at_fork(after_in_child=_process.leave)

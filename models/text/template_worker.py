@@ -21,14 +21,15 @@ from headrace.runtime.errors import CheckpointError
 
 OUT_OF_MEMORY = 3  # exit status
 HEADER = 8  # bytes before a job or an answer: its length
+READY = b"+"  # before the first answer
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 # What this process can do without. The limits are for a template that breaks out of its sandbox.
 _GIVEN_UP = (
     resource.RLIMIT_CORE,  # a template may crash Python; nobody needs its memory on disk
     resource.RLIMIT_FSIZE,  # no bytes into files; a pipe is none
-    resource.RLIMIT_NOFILE,  # no new file, folder, pipe or socket
-    resource.RLIMIT_NPROC,  # no process; root may start some nevertheless
+    resource.RLIMIT_NOFILE,  # opens no file or folder, to read or to write, and no pipe or socket
+    resource.RLIMIT_NPROC,  # starts no process; root may start some nevertheless
 )
 
 # Python and Jinja load modules and tables when these are first needed. Later no file can be opened.

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,11 @@ import psutil
 import pytest
 
 from headrace.models.text import template_process
+from headrace.models.text.chat_template import ChatTemplate
 from headrace.models.text.encoding import EncodingStoppedError, encoding_ends
 from headrace.models.text.template_process import TemplateLimits, TemplateProcess, render_template, resident_bytes
 from headrace.models.text.template_text import TemplateText
-from headrace.runtime.errors import CheckpointError
+from headrace.runtime.errors import CheckpointError, HeadraceError
 from tests.support.patience import PATIENCE_S
 
 LIMITS = TemplateLimits()
@@ -54,16 +57,67 @@ def test_a_process_that_ended_is_replaced(process: TemplateProcess) -> None:
     assert _render(process, "b") == "b"
 
 
-def test_a_job_whose_process_is_killed_fails_by_name(process: TemplateProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def _end_in_jobs(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> None:
+    """End the process with a signal in each of the next `times` jobs."""
     write = template_process._write
+    remaining = times
 
-    def write_and_kill(worker: "subprocess.Popen[bytes]", job: bytes) -> None:
-        write(worker, job)
-        worker.kill()
+    def write_and_end(worker: "subprocess.Popen[bytes]", job: bytes, check: Callable[[], None]) -> None:
+        nonlocal remaining
+        if remaining > 0:
+            remaining -= 1
+            worker.send_signal(number)
+            worker.wait(PATIENCE_S)
+        write(worker, job, check)
 
-    monkeypatch.setattr(template_process, "_write", write_and_kill)
-    with pytest.raises(CheckpointError, match="it ended its process with SIGKILL"):
-        _render(process, ENDLESS)
+    monkeypatch.setattr(template_process, "_write", write_and_end)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_job_whose_process_is_killed_is_done_again(
+    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    _end_in_jobs(monkeypatch, number, 1)
+    assert _render(process, "a") == "a"
+
+
+def test_a_process_that_is_killed_twice_is_no_fault_of_the_template(
+    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _end_in_jobs(monkeypatch, signal.SIGKILL, 2)
+    with pytest.raises(HeadraceError, match=r"ended twice, with signal 9 \(Killed") as caught:
+        _render(process, "a")
+    assert not isinstance(caught.value, CheckpointError)
+    assert caught.value.hint
+    assert _render(process, "a") == "a"
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT])
+def test_a_crash_is_the_fault_of_the_template(
+    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    _end_in_jobs(monkeypatch, number, 1)
+    with pytest.raises(CheckpointError, match=f"its process ended with signal {number}"):
+        _render(process, "a")
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_killed_trial_is_not_remembered(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """The first trial finds whether contents are lists of parts. Twice killed, it raises an error."""
+    _end_in_jobs(monkeypatch, signal.SIGKILL, times)
+    template = ChatTemplate({"default": "{% for m in messages %}{{ m.content }}{% endfor %}"})
+    messages = [{"role": "user", "content": "hello"}]
+    if times == 2:
+        with pytest.raises(HeadraceError, match="ended twice"):
+            template.render(messages)
+    assert template.render(messages) == "hello"
+
+
+def test_any_end_has_words() -> None:
+    """Python has no names for most signals of real time."""
+    assert template_process._end_of(1) == "status 1"
+    assert template_process._end_of(-9).startswith("signal 9 (Killed")
+    assert all(template_process._end_of(-number) for number in range(1, signal.NSIG))
 
 
 def test_texts_and_origins_come_out_as_they_are() -> None:
@@ -103,8 +157,46 @@ def test_a_stopped_wait_ends_the_process(process: TemplateProcess) -> None:
 
 
 def test_a_wait_for_another_thread_can_be_stopped(process: TemplateProcess) -> None:
-    with process._lock, encoding_ends(lambda: True), pytest.raises(EncodingStoppedError):
+    with ThreadPoolExecutor(1) as others:
+        others.submit(process._lock.acquire).result()
+        with encoding_ends(lambda: True), pytest.raises(EncodingStoppedError):
+            _render(process, "a")
+        others.submit(process._lock.release).result()
+
+
+class _InterruptedLock:
+    """A lock whose `acquire` returns into Ctrl-C."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def acquire(self, timeout: float) -> None:
+        self._lock.acquire(timeout=timeout)
+        raise KeyboardInterrupt
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def is_free(self) -> bool:
+        """Return whether another thread could acquire the lock."""
+        with ThreadPoolExecutor(1) as others:
+            return others.submit(self._lock.acquire, blocking=False).result()
+
+
+def test_ctrl_c_after_the_wait_leaves_the_lock_free(process: TemplateProcess) -> None:
+    lock = _InterruptedLock()
+    process._lock = lock  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
         _render(process, "a")
+    assert lock.is_free()
+
+
+def test_a_write_to_a_process_that_reads_nothing_can_be_stopped(process: TemplateProcess) -> None:
+    _render(process, "a")
+    os.kill(_pid(process), signal.SIGSTOP)
+    with encoding_ends(lambda: True), pytest.raises(EncodingStoppedError):
+        _render(process, "{{ x | length }}", x="x" * 1_000_000)
+    assert _render(process, "b") == "b"
 
 
 def test_each_thread_gets_its_own_answer(process: TemplateProcess) -> None:
@@ -129,20 +221,98 @@ def test_memory_is_watched_where_no_kernel_limits_it(process: TemplateProcess, m
     assert resident_bytes(os.getpid()) > 10_000_000
 
 
+def test_watched_memory_is_on_top_of_what_the_process_has(
+    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier jobs, such as a long conversation, leave memory behind."""
+    monkeypatch.setattr(template_process, "_LIMITS_ADDRESS_SPACE", False)
+    monkeypatch.setattr(template_process, "_LOOK_S", 0.001)
+    looks: list[int] = []
+
+    def resident(pid: int) -> int:
+        looks.append(pid)
+        return 900_000_000
+
+    monkeypatch.setattr(template_process, "resident_bytes", resident)
+    assert _render(process, "{% for i in range(9) %}{% for j in range(99999) %}{% endfor %}{% endfor %}x") == "x"
+    assert len(looks) > 1
+
+
 @pytest.mark.parametrize(
     "answer",
     [b"", b"[]", b"{", b"5", b"[" * 100_000, b'{"text": "a"}', b'{"text": "a", "origin": "tt"}',
-     b'{"text": "a", "origin": "x"}', b'{"text": ["a"], "origin": ["t"]}'],
+     b'{"text": "a", "origin": "x"}', b'{"text": ["a"], "origin": ["t"]}',
+     b'{"text": ["a"], "origin": "t"}'],
 )  # fmt: skip
 def test_an_answer_that_no_sound_process_sends_is_refused(answer: bytes) -> None:
     with pytest.raises(CheckpointError, match="no answer"):
         template_process._checked("render", answer)
 
 
-def test_an_interpreter_that_cannot_run_is_named(process: TemplateProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(CheckpointError, match="status 1"):
+def test_an_empty_error_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TemplateProcess, "answer", lambda *_: template_process._checked("render", b'{"error": ""}'))
+    with pytest.raises(CheckpointError):
+        render_template("a", {}, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("interpreter", "reason"),
+    [
+        ("/bin/false", "it ended with status 1"),
+        ("/bin/echo", "it ended with"),  # it writes, but is not ready
+        ("/nowhere/python", "No such file"),
+    ],
+)
+def test_an_interpreter_that_cannot_run_is_named(
+    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch, interpreter: str, reason: str
+) -> None:
+    monkeypatch.setattr(sys, "executable", interpreter)
+    with pytest.raises(HeadraceError, match=f"the process for chat templates cannot be started: .*{reason}") as caught:
         _render(process, "a")
+    assert not isinstance(caught.value, CheckpointError)
+    assert interpreter in str(caught.value.hint)
+
+
+def test_a_module_that_cannot_be_imported_is_named(
+    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "jinja2.py").write_text("raise ImportError('damaged')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(HeadraceError, match="cannot be started: ImportError: damaged") as caught:
+        _render(process, "a")
+    assert not isinstance(caught.value, CheckpointError)
+    monkeypatch.undo()
+    assert _render(process, "a") == "a"
+
+
+def test_the_exit_of_the_program_closes_no_pipe_that_a_thread_reads(process: TemplateProcess) -> None:
+    _render(process, "a")
+    worker = process._process
+    assert worker is not None
+    assert worker.stdout is not None
+    process.kill()
+    assert not psutil.pid_exists(worker.pid)
+    assert worker.stdout.read() == b""  # a closed file raises ValueError
+
+
+_FORK = """
+import os
+from headrace.models.text import template_process as it
+assert it.render_template("a", {}, it.TemplateLimits()) == "a"
+first = it._process._process.pid
+fork = os.fork()
+if fork == 0:
+    assert it._process._process is None
+    assert it.render_template("b", {}, it.TemplateLimits()) == "b"
+    os._exit(int(it._process._process.pid == first))
+assert os.waitpid(fork, 0)[1] == 0
+assert it.render_template("c", {}, it.TemplateLimits()) == "c"
+assert it._process._process.pid == first
+"""
+
+
+def test_a_fork_starts_a_process_of_its_own() -> None:
+    subprocess.run([sys.executable, "-c", _FORK], check=True, timeout=PATIENCE_S)
 
 
 _PARENT = """
@@ -180,6 +350,7 @@ def refused(call, *args):
         return True
 assert refused(open, folder + "/new", "w")
 assert refused(os.write, kept, b"x")
+assert refused(open, folder + "/kept", "rb")
 assert refused(socket.socket)
 assert refused(os.pipe)
 assert os.geteuid() == 0 or refused(os.fork)
