@@ -24,7 +24,8 @@ HEADER = 8  # bytes before a job or an answer: its length
 READY = b"+"  # before the first answer
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
-# What this process can do without. The limits are for a template that breaks out of its sandbox.
+# These limits are for a template that breaks out of its sandbox. It can still delete, empty, rename and create files
+# with calls that open none, and end other processes of the account.
 _GIVEN_UP = (
     resource.RLIMIT_CORE,  # a template may crash Python; nobody needs its memory on disk
     resource.RLIMIT_FSIZE,  # no bytes into files; a pipe is none
@@ -66,6 +67,8 @@ def main() -> None:
     give_up_rights()
     jobs = sys.stdin.buffer
     answers = sys.stdout.buffer
+    answers.write(READY)
+    answers.flush()
     while data := _read_job(jobs):
         job: Job = pickle.loads(data)
         variables = pickle.loads(job.variables)  # before the limits, which do not count the conversation
@@ -82,7 +85,7 @@ def main() -> None:
 
 
 def give_up_rights() -> None:
-    """Give up files, other processes and the working folder, for good."""
+    """Give up the opening of files, the start of processes and the working folder, for good."""
     os.chdir("/")
     for limit in _GIVEN_UP:
         with suppress(OSError, ValueError):  # not on every system
