@@ -36,7 +36,8 @@ _FORMS: tuple[Literal["NFD", "NFC", "NFKD", "NFKC"], ...] = (
     "NFKC",
 )  # Unicode's forms of a text, as normalizers are named
 _MOST_IN_FORM = 18  # characters that one becomes in any form of Unicode
-_PIECE = 1 << 16  # characters of a text that are measured at a time
+# Characters of a text that are measured at a time: Python holds its lock while it sorts accents, in quadratic time.
+_PIECE = 1 << 6
 
 # Calls without a waiter. At most one uses a processor: callers of `limited` hold the lock of `panics_hidden`, and the
 # next call waits for those in this list.
@@ -199,15 +200,16 @@ class Encoder:
         """
         if not self._forms or len(text) * _MOST_IN_FORM <= self._longest:
             return len(text)
-        pieces = [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]
-        return max(sum(len(normalize(form, piece)) for piece in pieces) for form in self._forms)
+        starts = range(0, len(text), _PIECE)
+        return max(sum(len(normalize(form, text[start : start + _PIECE])) for start in starts) for form in self._forms)
 
     def encode_here(self, text: str) -> list[int]:
         """Encode on this thread."""
         characters = self._longest_form(text)
         if characters > self._longest:
             raise ContextLimitError(
-                f"the prompt is too long: {characters} characters, where this tokenizer takes {self._longest}"
+                f"the prompt is too long: {len(text)} characters count as {characters}, "
+                f"this tokenizer takes {self._longest}"
             )
         with library_errors("the tokenizer failed"):
             # Other threads run during a batch, and wait for the call of one text.

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import pytest
 
@@ -123,8 +124,27 @@ def test_the_length_of_a_text_is_that_of_its_unicode_form(
     tokenizer = Tokenizer.load(write(tmp_path, normalizer={"type": form}))
     assert len(tokenizer.encode("a" * 900)) == 900
     tokenizer.encode(letter * (900 // characters))
-    with pytest.raises(ContextLimitError, match="characters"):
-        tokenizer.encode(letter * (900 // characters + 1))
+    longer = 900 // characters + 1
+    with pytest.raises(ContextLimitError, match=f": {longer} characters count as {longer * characters}, "):
+        tokenizer.encode(letter * longer)
+
+
+def test_few_accents_are_sorted_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python sorts the accents of a letter in quadratic time, and no other thread runs meanwhile."""
+    lengths: list[int] = []
+
+    def measured(form: Any, text: str) -> str:
+        lengths.append(len(text))
+        return normalize(form, text)
+
+    monkeypatch.setattr(encoding, "_MOST_NORMALIZED", 900)
+    monkeypatch.setattr(encoding, "normalize", measured)
+    tokenizer = Tokenizer.load(write(tmp_path, normalizer={"type": "NFC"}))
+    lengths.clear()  # of the texts at load
+    with pytest.raises(ContextLimitError):
+        tokenizer.encode("\u0301\u0316" * 4096)
+    assert sum(lengths) == 8192
+    assert max(lengths) <= 256
 
 
 @pytest.mark.parametrize("steps", [
