@@ -135,7 +135,8 @@ def test_a_side_that_waits_shows_no_figures_of_an_earlier_answer(play, phase: st
         pane.sync()
         assert not pane.metrics.answer.records
         assert not pane.metrics.answer.prefill_total
-        pane.side.turn = pane.side.pending = None
+        pane.side.turn = None
+        pane.side.pending = None
 
     play(scenario, scripted(A, B), size=(120, 30))
 
