@@ -322,6 +322,7 @@ class Conversation:
         if self.writer.active is not None:
             self.engine.cancel()
             self.writer.end("cancelled")
+            self.writer.settle()  # keeps the notice
         self.settle()
         if not self.messages and not self.session.draft and not self.store.messages(self.session.id):
             self.store.delete(self.session.id)

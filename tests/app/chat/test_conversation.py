@@ -756,6 +756,16 @@ def test_leaving_with_an_unsaved_answer_is_reported(chat: Conversation, engine: 
     assert stored(chat) == ["How is it?", "It is high."]
 
 
+def test_leaving_an_answer_that_can_be_stored_keeps_the_notice(chat: Conversation, engine: ScriptedEngine) -> None:
+    engine.script(Script(pieces=("It ", "is ", "high."), hold=1))
+    chat.send("How is it?")
+    until_said(chat, "It is ")
+    chat.notice = "tiny is damaged"
+    chat.close()
+    assert stored(chat) == ["How is it?", "It is "]
+    assert chat.notice == "tiny is damaged"
+
+
 def test_an_answer_continued_by_another_process_is_not_changed(
     chat: Conversation, engine: ScriptedEngine, tmp_path: Path
 ) -> None:
