@@ -283,8 +283,10 @@ class ParallelAnswers(ABC):
             answer.settle()
         except DeletedError as error:
             answer.notice = str(error)
-            with suppress(DeletedError):
+            with suppress(DeletedError):  # the session may be gone, too
                 answer.branch.reload(turn.leaf.id)
+                if not answer.branch.messages:  # the question is gone, too
+                    answer.branch.reload(None)
         if turn.metrics is not None and not any(each.is_unstored for each in self.answers):
             self.notice = None
 

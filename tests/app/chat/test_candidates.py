@@ -93,6 +93,11 @@ def test_candidates_deleted_by_another_process_can_be_left(
     over(it)
     assert it.answers[0].notice is not None
     assert "deleted" in it.answers[0].notice
+    branch = it.answers[0].branch
+    if what != "session":
+        asked = [] if what == "question" else ["what?"]
+        assert [message.content for message in branch.messages] == asked
+        assert branch.leaf == (branch.messages[-1].id if asked else None)
     it.take(None)
     left = {"session": ["what?", "the first"], "question": [], "answer": ["what?", "the first"]}[what]
     assert [message.content for message in talk.messages] == left
