@@ -21,7 +21,7 @@ from headrace.runtime.errors import CheckpointError
 
 _LONGEST = 256  # bytes of a token, 128 in use: groups of the expression may be nested as deep
 _LARGEST = 16 << 20  # bytes of a file; the one in use has 1 MB
-_MOST_TOKENS = 1 << 20
+_MOST_TOKENS = 1 << 17  # of a vocabulary, and the largest id; 65,529 in use
 # "257 '\t\n' 2" or "5 b'\x80' 1": an id, a literal of Python, its length in bytes
 _LINE = re.compile(r"""(\d{1,7}) (b?(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")) (\d{1,4})""")
 _END_OF_TEXT = "<|rwkv_tokenizer_end_of_text|>"  # of id 0, which no file lists
@@ -37,6 +37,8 @@ def read_world(file: Path, added: Mapping[int, Mapping[str, object]]) -> Tokeniz
         lines = [line for line in read_side_file(file, _LARGEST).decode().split("\n") if line]
     except ValueError as error:
         raise CheckpointError(f"{file.name} cannot be read: {error}") from None
+    if len(lines) > _MOST_TOKENS:
+        raise CheckpointError(f"{file.name}: more than {_MOST_TOKENS} tokens")
     ids: dict[bytes, int] = {}
     for line in lines:
         match = _LINE.fullmatch(line)
@@ -75,10 +77,12 @@ def longest_match(texts: Iterable[str], vocabulary: Mapping[str, int] | None = N
     """Return the rules without added tokens.
 
     texts: tokens that plain text may contain, spelled in the alphabet of byte-level tokens. Raises CheckpointError
-    without a token for each byte, and for a very long one.
+    without a token for each byte, for a very long one, and for very many.
     vocabulary: ids of all tokens; None to add them later.
     """
     texts = set(texts)
+    if len(texts) > _MOST_TOKENS:
+        raise CheckpointError(f"the vocabulary has more than {_MOST_TOKENS} tokens")
     if not texts.issuperset(byte_alphabet()):
         raise CheckpointError("some bytes are no tokens of the vocabulary")
     longest = max(map(len, texts))

@@ -15,6 +15,8 @@ import regex
 import sentencepiece
 
 from headrace.models.text import sentencepiece_model
+from headrace.models.text.detokenizer import byte_alphabet
+from headrace.models.text.longest_match import longest_match
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from tests.support.corpus import NASTY
@@ -169,6 +171,20 @@ def test_an_rwkv_vocabulary_without_a_byte_is_refused(tmp_path: Path) -> None:
     file.write_text("\n".join(line for line in lines if repr(b"\xff") not in line), encoding="utf-8")
     with pytest.raises(CheckpointError, match="some bytes are no tokens"):
         Tokenizer.load(tmp_path)
+
+
+def test_an_rwkv_vocabulary_of_too_many_tokens_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    file = world(tmp_path) / "rwkv_vocab_v20230424.txt"
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write("no token\n" * (1 << 17))
+    with pytest.raises(CheckpointError, match="more than 131072 tokens"):
+        Tokenizer.load(tmp_path)
+
+
+def test_longest_match_refuses_too_many_tokens() -> None:
+    tokens = {*byte_alphabet(), *(f"{index:x}" for index in range(1 << 17))}
+    with pytest.raises(CheckpointError, match="more than 131072 tokens"):
+        longest_match(tokens)
 
 
 @pytest.fixture(scope="module", params=["bpe", "unigram"])
