@@ -11,10 +11,12 @@ from tokenizers import AddedToken, Regex, Tokenizer, normalizers
 from tokenizers.models import Unigram
 
 from headrace.models.checkpoint.side_file import read_side_file
-from headrace.models.text.tokenizers_library import check_charsmap, library_errors
+from headrace.models.text.tokenizers_library import check_added, check_charsmap, library_errors
 from headrace.models.text.vocabulary import (
     BYTE,
+    SPECIAL,
     UNKNOWN,
+    USER_DEFINED,
     Vocabulary,
     add_tokens,
     mark_spaces,
@@ -63,6 +65,10 @@ def read_sentencepiece(file: Path, added: Mapping[int, Mapping[str, object]]) ->
         raise CheckpointError(f"{file.name}: the vocabulary is empty or has a token twice")
     if max(map(len, vocabulary.tokens)) > _LONGEST:
         raise CheckpointError(f"{file.name}: a token has more than {_LONGEST} characters")
+    added_texts = [vocabulary.tokens[index] for index in vocabulary.ids_of(*SPECIAL, USER_DEFINED)]
+    added_texts += [str(entry.get("content")) for entry in added.values()]
+    with library_errors(f"{file.name} cannot be used"):
+        check_added(added_texts)
     if trainer.treat_whitespace_as_suffix:
         raise UnsupportedModelError(f"{file.name} is a SentencePiece vocabulary with spaces after its words")
 

@@ -12,7 +12,7 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -139,8 +139,7 @@ def _check(document: object) -> None:
     kind = model.get("type")
     vocab = model.get("vocab") or {}
     added = [token for token in document.get("added_tokens") or () if isinstance(token, Mapping)]
-    if sum(len(str(token.get("content")).encode()) for token in added) > _MOST_ADDED:
-        raise ValueError(f"its added tokens have more than {_MOST_ADDED} bytes")
+    check_added(str(token.get("content")) for token in added)
     ids = [*(vocab.values() if isinstance(vocab, Mapping) else ()), *(token.get("id") for token in added)]
     if any(isinstance(index, int) and index >= LARGEST_ID for index in ids):
         raise ValueError("a token has an id out of range")
@@ -148,6 +147,12 @@ def _check(document: object) -> None:
         raise ValueError(f"the {kind} model has no unknown token in its vocabulary")
     if prefix := model.get("continuing_subword_prefix"):
         _check_merges(model.get("merges") or [], len(prefix.encode()))
+
+
+def check_added(texts: Iterable[str]) -> None:
+    """Raise ValueError for added tokens of too many bytes."""
+    if sum(len(text.encode()) for text in texts) > _MOST_ADDED:
+        raise ValueError(f"its added tokens have more than {_MOST_ADDED} bytes")
 
 
 def parts_of(part: object) -> Iterator[Mapping[str, Any]]:

@@ -13,11 +13,13 @@ from typing import Any, cast
 import pytest
 import regex
 import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
 
 from headrace.models.text import sentencepiece_model
 from headrace.models.text.detokenizer import byte_alphabet
 from headrace.models.text.longest_match import longest_match
 from headrace.models.text.tokenizer import Tokenizer
+from headrace.models.text.vocabulary import USER_DEFINED
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from tests.support.corpus import NASTY
 
@@ -257,6 +259,23 @@ def test_tokens_beyond_a_sentencepiece_vocabulary_have_their_own_ids(model: Path
     del added["600"]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
     with pytest.raises(CheckpointError, match=r"<\|user\|>.*601"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["vocabulary", "configuration"])
+def test_a_sentencepiece_with_too_many_bytes_of_added_tokens_is_refused(tmp_path: Path, place: str) -> None:
+    model = sentencepiece_model_pb2.ModelProto()
+    model.ParseFromString(trained())
+    texts = [f"<{index:>1000}>" for index in range(1100)]
+    added = {}
+    if place == "vocabulary":
+        for text in texts:
+            model.pieces.add(piece=text, type=USER_DEFINED)
+    else:
+        added = {str(len(model.pieces) + index): {"content": text} for index, text in enumerate(texts)}
+    (tmp_path / "tokenizer.model").write_bytes(model.SerializeToString())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+    with pytest.raises(CheckpointError, match="added tokens have more than 1048576 bytes"):
         Tokenizer.load(tmp_path)
 
 
