@@ -19,8 +19,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
@@ -127,28 +126,29 @@ class TemplateProcess:
         kernel_memory = memory if _LIMITS_ADDRESS_SPACE else 0
         job = pickle.dumps(Job(action, source, given, compile_seconds, limits.seconds, kernel_memory, MAX_TEXT))
 
-        with self._locked():
-            try:
-                try:
-                    answer = self._send(job, limits.seconds, memory)
-                except _KilledError:  # may happen once
-                    answer = self._send(job, limits.seconds, memory)
-                return _checked(action, answer)
-            except BaseException:  # Ctrl-C, too: the next job must not get the answer to this one
-                self.end()
-                raise
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Wait for the lock, and hold it."""
         try:
             while not self._lock.acquire(timeout=_LOOK_S):
                 _check_stopped()
-            yield
+            return self._answer(action, job, limits.seconds, memory)
         finally:
-            # Ctrl-C can arrive when `acquire` has returned and its result is not seen yet. An RLock knows its thread.
-            with suppress(RuntimeError):  # it is not this thread's
+            # Ctrl-C can arrive when `acquire` has returned and its result is not stored. An RLock knows its thread, and
+            # raises RuntimeError in others. `suppress` would be a call before `release`, where Ctrl-C can arrive, too.
+            try:  # noqa: SIM105
                 self._lock.release()
+            except RuntimeError:
+                pass
+
+    def _answer(self, action: str, job: bytes, seconds: float, memory: int) -> dict[str, Any]:
+        """Return the answer to a job with these limits. This thread has the lock."""
+        try:
+            try:
+                answer = self._send(job, seconds, memory)
+            except _KilledError:  # may happen once
+                answer = self._send(job, seconds, memory)
+            return _checked(action, answer)
+        except BaseException:  # Ctrl-C, too: the next job must not get the answer to this one
+            self.end()
+            raise
 
     def _send(self, job: bytes, seconds: float, memory: int) -> bytes:
         """Send a job with these limits, and return the answer."""
