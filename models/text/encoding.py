@@ -15,7 +15,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from unicodedata import normalize
 
-from headrace.models.text.tokenizers_library import library_errors, panics_hidden, parts_of, text_growth
+from headrace.models.text.tokenizers_library import MAX_UTF8, library_errors, panics_hidden, parts_of, text_growth
 from headrace.runtime.errors import CheckpointError, ContextLimitError, HeadraceError
 
 if TYPE_CHECKING:
@@ -153,10 +153,18 @@ class Encoder:
         """Raises CheckpointError for a tokenizer that makes texts far longer."""
         self.rust = rust
         with library_errors("the tokenizer cannot be used"):
-            # Characters of a text that the library may make _MOST_NORMALIZED of.
-            self._longest = int(_MOST_NORMALIZED / text_growth(_state(rust.normalizer), _state(rust.pre_tokenizer)))
-            kinds = {part.get("type") for part in parts_of(_state(rust.normalizer))}
+            normalizer = _state(rust.normalizer)
+            pre_tokenizer = _state(rust.pre_tokenizer)
+            growth = text_growth(normalizer, pre_tokenizer)
+            kinds = {part.get("type") for part in parts_of(normalizer)} - {"Sequence", None}
             self._forms = [form for form in _FORMS if form in kinds]
+            # A byte-level tokenizer makes a character of every byte. The bytes of a text are counted if no other step
+            # changes them before, as most texts have far fewer than four for each character.
+            is_byte_level = any(part.get("type") == "ByteLevel" for part in parts_of(pre_tokenizer))
+            self._counts_bytes = is_byte_level and kinds <= set(_FORMS)
+            if self._counts_bytes:
+                growth /= MAX_UTF8
+            self._longest = int(_MOST_NORMALIZED / growth)  # characters or bytes that may become _MOST_NORMALIZED
             text_growth(decoder := _state(rust.decoder))
             if any("Regex" in part for part in parts_of(decoder)):
                 raise ValueError("its decoder searches with a regular expression")
@@ -193,23 +201,34 @@ class Encoder:
         with panics_hidden():  # in this thread, which may give up the call
             return limited(lambda: self.encode_here(text), len(text))
 
-    def _longest_form(self, text: str) -> int:
-        """Return the characters of a text in that form of Unicode in which the tokenizer has the most; few as they are.
+    def _size(self, text: str) -> int:
+        """Return the number of characters of a text, or of bytes, in the form of Unicode in which it has the most.
 
-        Few characters grow in a form, so a text is measured: the limit of all would be that of the worst one.
+        Few characters grow in a form, so a text is measured: the limit of all would be that of the worst one. A text
+        that is short enough in any form is not measured, its characters are returned.
         """
-        if not self._forms or len(text) * _MOST_IN_FORM <= self._longest:
+        if len(text) * _MOST_IN_FORM * MAX_UTF8 <= self._longest:
             return len(text)
+        if not self._forms:
+            return self._measured(text)
         starts = range(0, len(text), _PIECE)
-        return max(sum(len(normalize(form, text[start : start + _PIECE])) for start in starts) for form in self._forms)
+        return max(
+            sum(self._measured(normalize(form, text[start : start + _PIECE])) for start in starts)
+            for form in self._forms
+        )
+
+    def _measured(self, text: str) -> int:
+        """Return the number of bytes or characters of a text."""
+        if self._counts_bytes and not text.isascii():
+            return len(text.encode(errors="replace"))
+        return len(text)
 
     def encode_here(self, text: str) -> list[int]:
         """Encode on this thread."""
-        characters = self._longest_form(text)
-        if characters > self._longest:
+        size = self._size(text)
+        if size > self._longest:
             raise ContextLimitError(
-                f"the prompt is too long: {len(text)} characters count as {characters}, "
-                f"this tokenizer takes {self._longest}"
+                f"the prompt is too long: {len(text)} characters count as {size}, this tokenizer takes {self._longest}"
             )
         with library_errors("the tokenizer failed"):
             # Other threads run during a batch, and wait for the call of one text.

@@ -17,6 +17,7 @@ from tokenizers.models import BPE
 
 from headrace.models.checkpoint.side_file import read_side_file
 from headrace.models.text.detokenizer import byte_alphabet, spelled
+from headrace.models.text.tokenizers_library import check_added, library_errors
 from headrace.runtime.errors import CheckpointError
 
 _LONGEST = 256  # bytes of a token, 128 in use: groups of the expression may be nested as deep
@@ -52,6 +53,8 @@ def read_world(file: Path, added: Mapping[int, Mapping[str, object]]) -> Tokeniz
     # Id 0 and ids after the file's are control tokens.
     controls = {index: str(entry.get("content")) for index, entry in added.items() if index not in used}
     controls.setdefault(0, _END_OF_TEXT)
+    with library_errors(f"{file.name} cannot be used"):
+        check_added(controls.values())
     vocabulary = {spelled(token): index for token, index in ids.items()}
     vocabulary |= {text: index for index, text in controls.items() if 0 <= index <= _MOST_TOKENS}
     if 0 in used or len(vocabulary) != len(ids) + len(controls):

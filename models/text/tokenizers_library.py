@@ -42,6 +42,7 @@ _SUSPECT = [
     )
 ]
 _SUSPECT_STEP = re.compile(rb'"(?:Precompiled|FixedLength|Strip)"')
+MAX_UTF8 = 4  # bytes of a character
 _MOST_GROWTH = 64  # growth of a text by all replacements; 36 in models in common use
 _MOST_PREPENDED = 1 << 10  # bytes prepended to every text
 _LARGEST_PART = 1 << 20  # parts of a normalizer, a pre-tokenizer or a decoder
@@ -50,6 +51,13 @@ _MANY_ADDED = 20_000  # added tokens; from that many on, their bytes are counted
 # A panic's message on stderr: `thread '<unnamed>' panicked at src/file.rs:1:2: ...`, to the end.
 _PANIC = re.compile(rb"(?:^|(?<=\n))\n?thread '[^\n]* panicked at .*", re.DOTALL)
 _stderr_lock = threading.Lock()
+# The most characters that normalizers and pre-tokenizers of a kind make of one. Unicode's forms of a text, such as NFC,
+# are not here: `models.text.encoding` measures the text.
+_GROWTHS = {
+    "BertNormalizer": 3.0,  # spaces on both sides of a Chinese character
+    "ByteLevel": float(MAX_UTF8),  # a character for each byte
+    "Lowercase": 2.0,  # the Turkish capital I with a dot becomes two
+}
 LARGEST_ID = 1 << 24  # the library allocates all ids up to the largest
 
 
@@ -204,8 +212,6 @@ def text_growth(*steps: object) -> float:
 
 def _growth(part: Mapping[str, Any]) -> float:
     """Return the most characters that one part makes of one."""
-    if part.get("type") == "ByteLevel":
-        return 2.0  # spelling bytes out takes up to two characters each
     if part.get("type") == "Replace":
         replaced = part["pattern"].get("String")
         content = part["content"]
@@ -216,7 +222,7 @@ def _growth(part: Mapping[str, Any]) -> float:
         data = base64.b64decode(charsmap)
         texts = data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")
         return max(1.0, *(float(len(text.decode(errors="replace"))) for text in texts))
-    return 1.0
+    return _GROWTHS.get(str(part.get("type")), 1.0)
 
 
 def _check_merges(merges: list[Any], prefix: int) -> None:

@@ -14,9 +14,19 @@ import pytest
 from headrace.models.text import encoding
 from headrace.models.text.encoding import EncodingStoppedError, encoding_ends, limited
 from headrace.models.text.tokenizer import Tokenizer
+from headrace.models.text.tokenizers_library import text_growth
 from headrace.runtime.errors import CheckpointError, ContextLimitError
 from tests.models.text.test_tokenizers_library import BPE, SPELLED, replaced, write
 from tests.support.patience import PATIENCE_S
+
+BERT = {
+    "type": "BertNormalizer",
+    "clean_text": True,
+    "handle_chinese_chars": True,
+    "strip_accents": None,
+    "lowercase": True,
+}
+LETTERS = [*range(0xD800), *range(0xE000, 0x20000), *range(0x2F800, 0x2FA20)]  # without most Chinese ones
 
 
 def split_on(pattern: str) -> dict[str, Any]:
@@ -109,7 +119,7 @@ def test_a_panic_during_an_encoding_is_one_error(tmp_path: Path, capfd: pytest.C
 
 
 def test_the_length_of_a_text_is_limited_by_its_growth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "_MOST_NORMALIZED", 200)
+    monkeypatch.setattr(encoding, "_MOST_NORMALIZED", 400)
     tokenizer = Tokenizer.load(write(tmp_path, normalizer=replaced("b" * 10), pre_tokenizer=SPELLED))
     assert len(tokenizer.encode("a" * 10)) == 100
     with pytest.raises(ContextLimitError, match="11 characters"):
@@ -127,6 +137,34 @@ def test_the_length_of_a_text_is_that_of_its_unicode_form(
     longer = 900 // characters + 1
     with pytest.raises(ContextLimitError, match=f": {longer} characters count as {longer * characters}, "):
         tokenizer.encode(letter * longer)
+
+
+@pytest.mark.parametrize(("steps", "letter", "characters"), [
+    ({"pre_tokenizer": SPELLED}, "a", 1),
+    ({"pre_tokenizer": SPELLED}, "\u00e9", 2),
+    ({"pre_tokenizer": SPELLED}, "\U0001f980", 4),
+    ({"pre_tokenizer": SPELLED, "normalizer": {"type": "NFD"}}, "\u00e9", 3),
+    ({"normalizer": {"type": "Lowercase"}}, "\u0130", 2),
+    ({"normalizer": BERT}, "\u6c34", 3),
+    ({"normalizer": {"type": "Lowercase"}, "pre_tokenizer": SPELLED}, "\U0001f980", 8),
+])  # fmt: skip
+def test_the_length_of_a_text_is_limited_by_the_bytes_and_letters_it_becomes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: dict[str, Any], letter: str, characters: int
+) -> None:
+    monkeypatch.setattr(encoding, "_MOST_NORMALIZED", 9600)
+    tokenizer = Tokenizer.load(write(tmp_path, **steps))
+    tokenizer.encode(letter * (9600 // characters))
+    with pytest.raises(ContextLimitError, match="count as"):
+        tokenizer.encode(letter * (9600 // characters + 1))
+
+
+@pytest.mark.parametrize("kind", ["BertNormalizer", "Lowercase"])
+def test_no_character_grows_more_than_the_limit_allows(kind: str) -> None:
+    from tokenizers import normalizers
+
+    normalizer = getattr(normalizers, kind)()
+    longest = max(len(normalizer.normalize_str(chr(code))) for code in LETTERS)
+    assert longest == text_growth({"type": kind})
 
 
 def test_few_accents_are_sorted_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

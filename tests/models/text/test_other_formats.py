@@ -183,6 +183,13 @@ def test_an_rwkv_vocabulary_of_too_many_tokens_is_refused_before_it_is_parsed(tm
         Tokenizer.load(tmp_path)
 
 
+def test_an_rwkv_vocabulary_with_too_many_bytes_of_control_tokens_is_refused(tmp_path: Path) -> None:
+    added = {str(1000 + index): {"content": f"<{index:>1000}>"} for index in range(1100)}
+    (world(tmp_path) / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+    with pytest.raises(CheckpointError, match="added tokens have more than 1048576 bytes"):
+        Tokenizer.load(tmp_path)
+
+
 def test_longest_match_refuses_too_many_tokens() -> None:
     tokens = {*byte_alphabet(), *(f"{index:x}" for index in range(1 << 17))}
     with pytest.raises(CheckpointError, match="more than 131072 tokens"):
