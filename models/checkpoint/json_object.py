@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.models.checkpoint.side_file import check_parts, read_side_file
+from headrace.models.checkpoint.side_file import check_parts, parse_json, read_side_file
 from headrace.runtime.errors import CheckpointError
 
 _MAX_BYTES = 32 << 20  # of a file
@@ -41,7 +41,7 @@ def read_json_object(file: Path) -> dict[str, object]:
     try:
         content = read_side_file(file, _MAX_BYTES)
         check_parts(content, MAX_PARTS)
-        value = json.loads(content)
+        value = parse_json(content)
         check_unicode(content, value)
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file.name} cannot be read: {error}") from error

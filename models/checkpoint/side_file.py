@@ -6,9 +6,11 @@ must not lead out of the model's directory.
 Guards: tests/faults/test_side_files.py and tests/models/checkpoint/test_safetensors.py.
 """
 
+import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from headrace.runtime.config.files import read_regular
 from headrace.runtime.errors import CheckpointError
@@ -62,13 +64,18 @@ def read_side_file(file: Path, max_bytes: int, root: Path | None = None) -> byte
 
 
 def check_parts(content: bytes, max_parts: int) -> None:
-    """Raise ValueError for JSON of more than `max_parts` values, before a parser creates objects for them.
+    """Raise ValueError for JSON in UTF-8 of more than `max_parts` values, before a parser creates objects for them.
 
     Commas and opening brackets are counted, which bound the values: first all of them, which is fast, then those
     outside of strings.
     """
     if _count_parts(content) > max_parts and _count_parts(_STRING.sub(b"", content)) > max_parts:
         raise ValueError(f"it has more than {max_parts} values")
+
+
+def parse_json(content: bytes) -> Any:
+    """Return the value of JSON in UTF-8. `json.loads` takes UTF-16 and UTF-32, too, whose values nobody has counted."""
+    return json.loads(content.decode("utf-8-sig", "surrogatepass"))
 
 
 def _count_parts(content: bytes) -> int:

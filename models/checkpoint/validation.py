@@ -3,7 +3,6 @@
 `pull` and `doctor` use `check_sound`. During a load, `report_store_damage` adds how to replace a damaged store entry.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from headrace.models.checkpoint.side_file import (
     MAX_TOKENIZER_PARTS,
     check_parts,
     has_side_file,
+    parse_json,
     read_side_file,
 )
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
@@ -29,7 +29,7 @@ def check_sound(directory: Path) -> None:
     try:
         content = read_side_file(directory / "tokenizer.json", MAX_TOKENIZER_BYTES)
         check_parts(content, MAX_TOKENIZER_PARTS)
-        json.loads(content)
+        parse_json(content)
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"tokenizer.json cannot be read: {error}") from None
 

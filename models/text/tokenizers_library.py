@@ -7,7 +7,6 @@ foreign data runs inside `library_errors`. docs/workarounds.md has the upstream 
 
 import base64
 import binascii
-import json
 import os
 import re
 import tempfile
@@ -21,6 +20,7 @@ from headrace.models.checkpoint.side_file import (
     MAX_TOKENIZER_BYTES,
     MAX_TOKENIZER_PARTS,
     check_parts,
+    parse_json,
     read_side_file,
 )
 from headrace.runtime.config.environment import debug
@@ -112,7 +112,7 @@ def load_tokenizer(file: Path) -> "Tokenizer":
         content = read_side_file(file, MAX_TOKENIZER_BYTES)
         check_parts(content, MAX_TOKENIZER_PARTS)
         if any(text.search(content) for text in _SUSPECT) or content.count(b'"single_word"') > _MANY_ADDED:
-            _check(json.loads(content))
+            _check(parse_json(content))
         elif _SUSPECT_STEP.search(content):
             import msgspec  # late: most tokenizers need no look at their steps
 

@@ -15,6 +15,7 @@ from headrace.models.checkpoint.validation import check_sound
 from headrace.models.loading import load
 from headrace.models.loading.recommended import generation_defaults
 from headrace.models.text.tokenizer import Tokenizer
+from headrace.models.text.tokenizers_library import load_tokenizer
 from headrace.runtime.errors import CheckpointError
 from tests.support.tiny import write_model
 from tests.support.tiny_chat import write_byte_tokenizer, write_chat_model
@@ -169,3 +170,28 @@ def test_a_long_text_of_escapes_without_an_end_takes_no_time(tmp_path: Path) -> 
     (tmp_path / "x.json").write_text('{"a": [' + "," * 900_000 + '"' + '\\"' * 10_000_000)
     with pytest.raises(CheckpointError, match="values"):
         read_json_object(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16", "utf-32"])
+@pytest.mark.parametrize("read", [read_json_object, load_tokenizer])
+def test_values_in_another_encoding_are_not_made(tmp_path: Path, read: Callable[[Path], object], encoding: str) -> None:
+    """The quote in a string of UTF-16 hides all values after it from a count by bytes."""
+    suspect = b"::12345678".decode("utf-16-le")  # bytes for which `load_tokenizer` reads the values itself
+    text = f'{{"a": "\\"{suspect}", "b": [' + ",".join(["{}"] * 1_000_000) + "]}"
+    (tmp_path / "x.json").write_bytes(text.encode(encoding))
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match=r"x\.json cannot be read"):
+            read(tmp_path / "x.json")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 60e6
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16", "utf-32"])
+def test_a_tokenizer_file_in_another_encoding_is_damage(tmp_path: Path, encoding: str) -> None:
+    write_model(tmp_path, "llama")
+    (tmp_path / "tokenizer.json").write_text("{}", encoding=encoding)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):
+        check_sound(tmp_path)
