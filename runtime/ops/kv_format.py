@@ -6,11 +6,13 @@ Packed formats store integers of a few bits. A group of values along the head di
 mean scale * (n - 128), 5 bits scale * (n - 16). The byte order inside a block is defined by the kernels
 (runtime/native/core/packed.h).
 
-`q4` and `k8v4` have their names from 4 bits with a scale and an offset for 32 values, which take as many bytes.
+`q4` and `k8v4` have their names from 4 bits with a scale and an offset for 32 values. A number took 5 bits; now
+it takes 5.25, and more in heads that are no multiple of 64.
 
-A new format is a constant and an entry of `FORMATS`; its name is then a choice of `--kv` and part of stored blocks'
-keys, so a name keeps its meaning. The kernels have to read its bits and groups. `reference.packed_format` gives the
-layout of stock MLX instead. tests/runtime/ops/test_kv_format.py compares sizes with real arrays.
+A new format is a constant and an entry of `FORMATS`; its name is then a choice of `--kv`. The whole format is part of
+the key of stored blocks, so another coding of the same name reads none of them. The kernels have to read its bits and
+groups. `reference.packed_format` gives the layout of stock MLX instead. tests/runtime/ops/test_kv_format.py compares
+sizes with real arrays.
 """
 
 from dataclasses import dataclass
@@ -46,7 +48,7 @@ class Coding:
 
 @dataclass(frozen=True, slots=True)
 class KVFormat:
-    """Codings of keys and values. `name` is the `--kv` choice, and part of the key of stored blocks.
+    """Codings of keys and values. `name` is the `--kv` choice; all of it is part of the key of stored blocks.
 
     dtype_name: of the stored arrays in MLX; "uint8" for packed formats.
     """

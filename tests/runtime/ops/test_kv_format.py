@@ -37,6 +37,11 @@ def test_last_part_of_a_row_is_a_group() -> None:
     assert Q4.row_bytes(1, 80) == 2 * (40 + 2 * (8 + 2))
 
 
+@pytest.mark.parametrize(("kv", "most"), [(Q8, 0.54), (K8V4, 0.45), (Q4, 0.36)], ids=lambda it: getattr(it, "name", ""))
+def test_heads_of_one_and_a_half_groups_take_little_more(kv: KVFormat, most: float) -> None:
+    assert kv.row_bytes(1, 96) <= most * FLOAT16.row_bytes(1, 96)
+
+
 def test_formats_are_known_by_name() -> None:
     assert [kv_format(name) for name in ("f16", "q8", "k8v4", "q4")] == list(FORMATS)
     with pytest.raises(UsageError, match="q3") as error:
