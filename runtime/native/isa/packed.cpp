@@ -15,7 +15,7 @@ namespace headrace::HEADRACE_ISA {
 constexpr int kTileVectors = kTile / W;
 constexpr int64_t kMostGroup = 64;
 constexpr int64_t kAskEntries = 16;  // of values, between requests for the next chunk
-using PackedRequests = Requests<W == 16 ? 3 : 2>;  // two chunks of 8 bits fit an L1 of 48 KB, not one of 32
+using PackedRequests = Requests<W == 16 ? 3 : 2>;  // two chunks of 8 bits, of heads of 64, fit an L1 of 48 KB, not one of 32
 static_assert(kTile % W == 0 && kAttendChunk % kTile == 0);
 
 template <int Bits>
