@@ -127,6 +127,8 @@ class PeerConnection:
             self._lose(f"has not been heard of for {SILENCE_S:.0f} s")
         except (OSError, ValueError):
             self._lose("has closed the connection")
+        finally:  # `close` may have come while a record was handled
+            self._records.put(None)
 
     def _beat(self) -> None:
         while not self._closed.wait(BEAT_S):

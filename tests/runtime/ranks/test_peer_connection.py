@@ -191,6 +191,20 @@ def test_a_loss_that_two_threads_notice_is_reported_once() -> None:
         assert lost.qsize() == 1
 
 
+def test_a_close_while_a_record_is_read_ends_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    with listen("127.0.0.1") as listener, socket.create_connection(listener.getsockname()) as here:
+        connection = PeerConnection(here, "there", lambda _reason: None)
+
+        def close_first(*_: object) -> dict[str, object]:
+            connection.close()
+            return {"calls": [1]}
+
+        monkeypatch.setattr(peer_connection, "receive_frame", close_first)
+        connection.start()
+        assert connection.take(PATIENCE_S) == {"calls": [1]}
+        assert connection.take(PATIENCE_S) is None
+
+
 def test_an_error_of_a_follower_ends_all_with_its_text(pair: Pair) -> None:
     connected(pair).link.send({"error": "no such model here"})
     assert str(pair.lost.get(timeout=PATIENCE_S)) == "there failed: no such model here"
