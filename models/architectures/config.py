@@ -155,7 +155,7 @@ class MixerConfig:
     def fits(self) -> bool:
         """True if the kernels run its first state: keys in whole registers of 16 numbers, and a short convolution.
 
-        Stock MLX runs further states ("scan", "wkv").
+        The kernels run further states ("scan", "wkv"), too; `runs` of their family's row checks the sizes.
         """
         sizes = self.sizes
         recurs = sizes.key_dim % 16 == 0 and sizes.key_heads > 0 and sizes.heads % sizes.key_heads == 0
