@@ -124,7 +124,10 @@ def _check_patterns(patterns: Iterable[str], max_letters: int) -> None:
     """Raise UnsupportedModelError for so many patterns, or so long ones, that they take seconds."""
     letters = sum(len(pattern) + _PER_PATTERN for pattern in patterns)
     if letters > max_letters:
-        raise UnsupportedModelError("the adapter has an alpha_pattern of more names than headrace matches")
+        raise UnsupportedModelError(
+            "the adapter has a longer alpha_pattern than headrace matches",
+            "merge the adapter into its base, and load the result",
+        )
 
 
 _Scale = Callable[[str, int], float]
