@@ -116,7 +116,8 @@ class PlainModel:
     def arrays(self) -> dict[str, Any]:
         """Return new arrays by MLX's names, or parts of a GGUF. They are not read yet, and `loaded` reads one."""
         if self.checkpoint.gguf:
-            return weight_arrays(self.checkpoint)
+            arrays = weight_arrays(self.checkpoint)
+            return {stored: arrays[stored] for stored in self.text.stored.values()}  # without a prediction head
         from headrace.models.mlx_lm.load import converted_arrays  # late: imports mlx-lm
 
         return dict(converted_arrays(self.checkpoint).arrays)

@@ -1,0 +1,51 @@
+"""Files of a copy with a format for each projection: the tensors that it has, and those that stay plain."""
+
+from itertools import cycle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.models.checkpoint.quantization import Groups
+from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
+from headrace.models.gguf import link_gguf
+from headrace.models.loading.mixed_quantization import plain_model, write_mixed
+from headrace.models.registry.progress import silent
+from tests.models.gguf.build_layered import HIDDEN, LAYERED, tensors_of, write_layered
+
+_FORMATS = (Groups(8, 32), Groups(6, 32))
+
+
+def _copy(plain: Path, copy: Path) -> Checkpoint:
+    """Write a copy with the formats in turn, whose bytes are those that a budget counts; return it."""
+    model = plain_model(open_checkpoint(plain), "tiny")
+    parts = list(zip(model.parts, cycle(_FORMATS), strict=False))
+    copy.mkdir()
+    write_mixed(model, parts, {}, copy, silent)
+    written = open_checkpoint(copy)
+    assert written.nbytes == model.other_bytes + sum(part.nbytes(groups) for part, groups in parts)
+    return written
+
+
+def _linked_with_head(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Link a plain GGUF whose last layer drafts tokens; its other tensors are those of the layer before."""
+    architecture, keys, _ = LAYERED["qwen35"]
+    tensors = tensors_of("qwen35")
+    tensors |= {name.replace("blk.3.", "blk.4."): array for name, array in tensors.items() if "blk.3." in name}
+    sizes = {"eh_proj": (HIDDEN, 2 * HIDDEN), "enorm": (HIDDEN,), "hnorm": (HIDDEN,), "shared_head_norm": (HIDDEN,)}
+    tensors |= {f"blk.4.nextn.{name}.weight": np.ones(shape, np.float32) for name, shape in sizes.items()}
+    known = {name: array.shape for name, array in tensors.items()}
+    monkeypatch.setitem(LAYERED, "qwen35", (architecture, {**keys, "nextn_predict_layers": 1}, known))
+    source = write_layered(directory / "m.gguf", "qwen35", tensors=tensors)
+    linked = directory / "linked"
+    linked.mkdir()
+    link_gguf(source, linked)
+    return linked
+
+
+def test_a_copy_of_a_gguf_has_no_prediction_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    linked = _linked_with_head(tmp_path, monkeypatch)
+    assert any(name.startswith("mtp.") for name in open_checkpoint(linked).tensors)
+    copy = _copy(linked, tmp_path / "copy")
+    assert any(name.endswith(".self_attn.q_proj.scales") for name in copy.tensors)
+    assert not [name for name in copy.tensors if name.startswith("mtp.")]
