@@ -93,11 +93,13 @@ class PlainModel:
 
     text: its text part; `stored` has MLX's names.
     parts: in order of the layers.
+    as_stored: names and layouts are those of the files; False: mlx-lm's class converts them.
     """
 
     checkpoint: Checkpoint
     text: TextCheckpoint
     parts: Sequence[WeightGroup]
+    as_stored: bool
 
     @property
     def weights(self) -> int:
@@ -115,7 +117,7 @@ class PlainModel:
 
     def arrays(self) -> dict[str, Any]:
         """Return new arrays by MLX's names, or parts of a GGUF. They are not read yet, and `loaded` reads one."""
-        if self.checkpoint.gguf:
+        if self.as_stored:
             arrays = weight_arrays(self.checkpoint)
             return {stored: arrays[stored] for stored in self.text.stored.values()}  # without a prediction head
         from headrace.models.mlx_lm.load import converted_arrays  # late: imports mlx-lm
@@ -146,9 +148,17 @@ def plain_model(checkpoint: Checkpoint, name: str) -> PlainModel:
         )
     tensors = dict(checkpoint.tensors)
     quantizable: frozenset[str] | None = None  # None: all
-    if not checkpoint.gguf:  # a GGUF's tensors are listed by MLX's names
-        from headrace.models.mlx_lm.load import converted_arrays
+    as_stored = bool(checkpoint.gguf)  # a GGUF's tensors are listed by MLX's names
+    if not as_stored:
+        from headrace.models.mlx_lm.load import converted_arrays, has_class
 
+        as_stored = not has_class(checkpoint.config)
+        if as_stored and not _has_own_names(checkpoint, config):
+            raise UnsupportedModelError(
+                f"{name}: mlx-lm has no class of it, whose names a copy takes",
+                f"`headrace pull {name} --quantize 4` quantizes all matrices alike, under their own names",
+            )
+    if not as_stored:
         converted = converted_arrays(checkpoint)
         quantizable = converted.quantizable
         tensors = {
@@ -167,7 +177,13 @@ def plain_model(checkpoint: Checkpoint, name: str) -> PlainModel:
         stays_plain = module.endswith(plain_ends) or weighs_experts(module)
         if leaf == "weight" and in_mlx and _is_quantizable(info) and not stays_plain:
             shapes[module] = info.shape
-    return PlainModel(checkpoint, text, _group_by_product(shapes, config))
+    return PlainModel(checkpoint, text, _group_by_product(shapes, config), as_stored)
+
+
+def _has_own_names(checkpoint: Checkpoint, config: DecoderConfig) -> bool:
+    """Return whether the files of a model without experts have headrace's names, which are MLX's of Llama."""
+    is_mixture = any(layer.experts is not None for layer in config.layers)
+    return not is_mixture and all(name == stored for name, stored in text_part(checkpoint).stored.items())
 
 
 def _is_quantizable(info: TensorInfo) -> bool:

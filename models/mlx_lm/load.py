@@ -395,6 +395,15 @@ def known_config(config: Mapping[str, object]) -> dict[str, object]:
         return text_config(dict(config))
 
 
+def has_class(config: Mapping[str, object]) -> bool:
+    """Return whether mlx-lm has a class for a config, or for its text part."""
+    try:
+        classes(known_config(config))
+    except ValueError:
+        return False
+    return True
+
+
 def classes(config: Mapping[str, object]) -> "tuple[type[nn.Module], type[BaseModelArgs]]":
     """Return (model class, argument class). Raises ValueError if mlx-lm has none for this `model_type`."""
     from mlx_lm.utils import _get_classes

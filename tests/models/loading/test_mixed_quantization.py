@@ -8,10 +8,13 @@ import pytest
 
 from headrace.models.checkpoint.quantization import Groups
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
-from headrace.models.gguf import link_gguf
+from headrace.models.gguf import convert_gguf, link_gguf
 from headrace.models.loading.mixed_quantization import plain_model, write_mixed
 from headrace.models.registry.progress import silent
+from headrace.runtime.errors import UnsupportedModelError
 from tests.models.gguf.build_layered import HIDDEN, LAYERED, tensors_of, write_layered
+from tests.parity.test_mlx_lm_families import difference, logits_of
+from tests.support.tiny import load_decoder
 
 _FORMATS = (Groups(8, 32), Groups(6, 32))
 
@@ -49,3 +52,27 @@ def test_a_copy_of_a_gguf_has_no_prediction_head(tmp_path: Path, monkeypatch: py
     copy = _copy(linked, tmp_path / "copy")
     assert any(name.endswith(".self_attn.q_proj.scales") for name in copy.tensors)
     assert not [name for name in copy.tensors if name.startswith("mtp.")]
+
+
+def _converted(directory: Path, variant: str) -> Path:
+    """Convert a plain GGUF into safetensors."""
+    directory.mkdir()
+    convert_gguf(write_layered(directory.with_suffix(".gguf"), variant), directory)
+    return directory
+
+
+def test_a_model_without_a_class_in_mlx_lm_keeps_its_names(tmp_path: Path) -> None:
+    plain = _converted(tmp_path / "plain", "granite_swa")
+    copy = _copy(plain, tmp_path / "copy")
+    names = {name for name in copy.tensors if not name.endswith((".scales", ".biases"))}
+    assert names == open_checkpoint(plain).tensors.keys()
+    assert len(names) < len(copy.tensors)
+    before = logits_of(load_decoder(plain), [5, 6, 7])
+    assert difference(logits_of(load_decoder(copy.path), [5, 6, 7]), before) < 0.1
+
+
+@pytest.mark.parametrize("variant", ["falcon", "cohere2moe"])
+def test_a_model_without_a_class_for_its_names_is_refused(tmp_path: Path, variant: str) -> None:
+    plain = _converted(tmp_path / "plain", variant)
+    with pytest.raises(UnsupportedModelError, match="tiny: mlx-lm has no class of it"):
+        plain_model(open_checkpoint(plain), "tiny")
