@@ -22,7 +22,7 @@ import mlx.core as mx
 from headrace.models.architectures.config import DecoderConfig
 from headrace.models.architectures.families import architecture_of
 from headrace.models.checkpoint.arrays import save_arrays
-from headrace.models.checkpoint.quantization import BITS, GROUP_SIZES, Groups, weighs_experts
+from headrace.models.checkpoint.quantization import BITS, GROUP_SIZES, Groups
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.tensor_info import FLOATS, TensorInfo
 from headrace.models.checkpoint.text_part import TextCheckpoint, text_part
@@ -173,9 +173,7 @@ def plain_model(checkpoint: Checkpoint, name: str) -> PlainModel:
         module, _, leaf = tensor.rpartition(".")
         stored = text.stored[tensor].removesuffix(".weight")
         in_mlx = quantizable is None or stored in quantizable
-        # Small errors of a router's scores select other experts, so it stays as it is.
-        stays_plain = module.endswith(plain_ends) or weighs_experts(module)
-        if leaf == "weight" and in_mlx and _is_quantizable(info) and not stays_plain:
+        if leaf == "weight" and in_mlx and _is_quantizable(info) and not module.endswith(plain_ends):
             shapes[module] = info.shape
     return PlainModel(checkpoint, text, _group_by_product(shapes, config), as_stored)
 
@@ -194,9 +192,12 @@ def _is_quantizable(info: TensorInfo) -> bool:
 def _group_by_product(shapes: Mapping[str, tuple[int, ...]], config: DecoderConfig) -> list[WeightGroup]:
     """Return the matrices in parts: together those that are multiplied at once. shapes: of all matrices, by module."""
     # Parts in the network, and the matrices of each. Tensors that the table does not have are vectors for the network.
+    # Routers and gates of shared experts stay as they are.
     products: dict[str, str] = {}  # module -> name of its part
     shares: dict[str, Fraction] = {}  # by the same
     for prefix, tensor in _tensors(config):
+        if tensor.scores:
+            continue
         name = f"{prefix}{tensor.product}"
         for module in (tensor.name, tensor.whole):
             products[f"{prefix}{module}"] = name

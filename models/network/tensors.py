@@ -57,6 +57,7 @@ class Tensor:
     single: str = ""  # module of a single stored expert, with {} for its number
     looked_up: bool = False  # a table of which a step reads single rows
     output: bool = False  # makes the logits
+    scores: bool = False  # selects or scales whole experts or streams: small errors select others
     has_bias: bool = False  # as the config states it; checkpoints may have one anyway
 
     @property
@@ -379,12 +380,14 @@ def shared_gate(config: DecoderConfig, experts: ExpertsConfig) -> Tensor | None:
     if experts.shared_gate is None:
         return None
     rows = 2 if experts.weighs_both else 1
-    return Tensor(f"mlp.{experts.shared_gate}", rows, config.hidden_size, title="shared gate", part=_EXPERTS)
+    name = f"mlp.{experts.shared_gate}"
+    return Tensor(name, rows, config.hidden_size, title="shared gate", part=_EXPERTS, scores=True)
 
 
 def router(config: DecoderConfig, experts: ExpertsConfig) -> Tensor:
     """Return the projection to a score for each expert."""
-    return Tensor(f"mlp.{experts.router}", experts.count, config.hidden_size, title="router", part=_EXPERTS)
+    name = f"mlp.{experts.router}"
+    return Tensor(name, experts.count, config.hidden_size, title="router", part=_EXPERTS, scores=True)
 
 
 def expert_stacks(config: DecoderConfig, experts: ExpertsConfig) -> list[Tensor]:
@@ -438,7 +441,7 @@ def altup_layer(config: DecoderConfig, altup: AltUpConfig) -> list[Tensor]:
     """Return the router of a layer's alternating updates, and the low-rank product next to attention."""
     width = config.hidden_size
     return [
-        Tensor("altup.modality_router", altup.streams, width, before_append=True),
+        Tensor("altup.modality_router", altup.streams, width, before_append=True, scores=True),
         Tensor("laurel.linear_left", altup.rank, width),
         Tensor("laurel.linear_right", width, altup.rank),
     ]

@@ -7,6 +7,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
+from headrace.models.architectures.config import DecoderConfig
 from headrace.models.architectures.families import architecture_of
 from headrace.models.checkpoint.quantization import Groups
 from headrace.models.checkpoint.safetensors import open_checkpoint
@@ -41,6 +42,22 @@ def _copy(plain: Path, copy: Path) -> Path:
     return copy
 
 
+def _scoring_modules(config: DecoderConfig) -> set[str]:
+    """Return the routers and the gates of shared experts."""
+    modules: set[str] = set()
+    for index, layer in enumerate(config.stored):
+        if layer.experts is None:
+            continue
+        names = {layer.experts.router, layer.experts.shared_gate}
+        modules |= {f"model.layers.{index}.mlp.{name}" for name in names if name is not None}
+    return modules
+
+
+def _quantized_modules(directory: Path) -> set[str]:
+    tensors = text_part(open_checkpoint(directory)).tensors
+    return {name.removesuffix(".scales") for name in tensors if name.endswith(".scales")}
+
+
 def _nearest(ours: mx.array, theirs: mx.array, decoder: Decoder) -> tuple[mx.array, mx.array]:
     """Return all rows of logits, or the half that agrees best where an indexer's rounded scores choose entries."""
     if not decoder.kv_shape.indexed:
@@ -59,6 +76,7 @@ def test_a_mixed_copy_gives_the_logits_of_mlx_lm(tmp_path: Path, name: str) -> N
         return
     copy = _copy(plain, tmp_path / "copy")
     decoder = load_decoder(copy)
+    assert not _scoring_modules(decoder.config) & _quantized_modules(copy)
     ours, theirs = _nearest(logits_of(decoder, PROMPT), logits_of_class(stock(copy), PROMPT), decoder)
     assert difference(ours, theirs) < 1e-3
 
