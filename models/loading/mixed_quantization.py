@@ -304,7 +304,8 @@ def write_mixed(
             save_arrays(target / f"model-{files:05d}.safetensors", written)
             files += 1
             written = {}
-    save_arrays(target / f"model-{files:05d}.safetensors", written)
+    if written:
+        save_arrays(target / f"model-{files:05d}.safetensors", written)
     write_side_files(model.checkpoint, _section(formats), target)
 
 

@@ -3,12 +3,14 @@
 from itertools import cycle
 from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
 from headrace.models.checkpoint.quantization import Groups
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.gguf import convert_gguf, link_gguf
+from headrace.models.loading import mixed_quantization
 from headrace.models.loading.mixed_quantization import plain_model, write_mixed
 from headrace.models.registry.progress import silent
 from headrace.runtime.errors import UnsupportedModelError
@@ -59,6 +61,13 @@ def _converted(directory: Path, variant: str) -> Path:
     directory.mkdir()
     convert_gguf(write_layered(directory.with_suffix(".gguf"), variant), directory)
     return directory
+
+
+def test_no_file_of_a_copy_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixed_quantization, "_SHARD", 0)
+    copy = _copy(_converted(tmp_path / "plain", "granite_swa"), tmp_path / "copy")
+    assert len(copy.shards) > 1
+    assert all(mx.load(str(shard)) for shard in copy.shards)
 
 
 def test_a_model_without_a_class_in_mlx_lm_keeps_its_names(tmp_path: Path) -> None:
