@@ -13,12 +13,13 @@ from copy import deepcopy
 from headrace.models.architectures.architecture import Architecture
 from headrace.models.architectures.families import architecture_of
 from headrace.models.checkpoint.config_types import check_types
+from headrace.models.checkpoint.json_object import is_deep
 from headrace.runtime.errors import CheckpointError
 
 _RENAMES = {"torch_dtype": "dtype"}  # older key -> newer one, of all families
 # Other names of the maximum context.
 _CONTEXT_KEYS = ("n_positions", "n_ctx", "max_sequence_length", "max_seq_len", "seq_length", "model_max_length")
-_MOST_LEVELS = 32  # of nested objects and lists, see `_is_deep`
+_MOST_LEVELS = 31  # of nested objects and lists: functions here call themselves for each. Real configs have six
 # Infinities, as transformers writes them -> their values
 _FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf")}
 
@@ -28,7 +29,7 @@ def normalized(config: Mapping[str, object], tensors: Collection[str] = ()) -> d
 
     tensors: names in the checkpoint. Raises CheckpointError for known keys of wrong types (see `config_types`).
     """
-    if _is_deep(config):
+    if is_deep(config, _MOST_LEVELS):
         raise CheckpointError("config.json is nested too deeply")
     result = {key: _plain_floats(value) for key, value in config.items()}
     check_types(result)
@@ -54,22 +55,6 @@ def _wrapped(config: dict[str, object]) -> dict[str, object]:
         return config
     shared = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization", "quantization_config", "vocab_size")
     return {"model_type": kind, "text_config": config, **{key: config[key] for key in shared if key in config}}
-
-
-def _is_deep(value: object) -> bool:
-    """Return whether it has over `_MOST_LEVELS` levels, too many for recursion; real configs have six."""
-    level = [value]
-    for _ in range(_MOST_LEVELS):
-        children: list[object] = []
-        for part in level:
-            if isinstance(part, dict):
-                children += part.values()
-            elif isinstance(part, list):
-                children += part
-        level = children
-        if not level:
-            return False
-    return True
 
 
 def _section(config: dict[str, object]) -> dict[str, object]:
