@@ -119,12 +119,11 @@ class TemplateProcess:
         Raises CheckpointError if the job ends the process, EncodingStoppedError if it is to end, HeadraceError if the
         process cannot start or is killed twice.
         """
-        compile_seconds = max(limits.seconds, limits.compile_seconds)
         # The size of the conversation is known once it is written.
         given = pickle.dumps(variables)
         memory = min(limits.memory + _MEMORY_PER_BYTE * len(given), _MAX_MEMORY)
         kernel_memory = memory if _LIMITS_ADDRESS_SPACE else 0
-        job = pickle.dumps(Job(action, source, given, compile_seconds, limits.seconds, kernel_memory, MAX_TEXT))
+        job = pickle.dumps(Job(action, source, given, limits.compile_seconds, limits.seconds, kernel_memory, MAX_TEXT))
 
         try:
             while not self._lock.acquire(timeout=_LOOK_S):
