@@ -5,6 +5,7 @@ are branches of the session. Each model keeps an engine of its own if both fit i
 them in turn.
 
 The compare screen draws `answers` and calls `poll`; `parallel_answers.py` has the queue and what `/again` shares.
+Guards: tests/app/chat/test_comparison.py, and for the two engines test_comparison_engines.py.
 """
 
 import shlex
@@ -54,8 +55,9 @@ class Comparison(ParallelAnswers):
             ParallelAnswer("A", AnswerSetup.of(conversation.session), conversation),
             ParallelAnswer("B", other, conversation),
         )
-        self._share_main()  # unless the models fit side by side
-        self._engines_chosen = self.one_model
+        # One engine for both, until B's model is to be loaded: then it may get its own (`_engine_for`).
+        self._share_main()
+        self._engines_chosen = self.one_model  # nothing is left to decide
         self.first = self._begin()
 
     @property

@@ -6,6 +6,9 @@ HeadraceError and changes nothing if it is not possible; later failures appear i
 The full screen and the line chat each have one; `/compare` and `/again` (`parallel_answers.py`) take over its engine
 for a while. Its parts store and count (`answer_writer.py`, `session_branch.py`, `unsent_message.py`,
 `context_trimming.py`).
+
+A question takes this way: `send` -> `_add_and_ask` -> `_ask` -> `writer.ask`; its events come through `poll`, to the
+writer and then to `_handle_answer`. tests/app/chat/test_conversation.py plays actions against a scripted engine.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -98,7 +101,7 @@ class Conversation:
         self.notice: str | None = None
         self.damage: str | None = None
         self.spec = spec
-        self._unasked: int | None = None  # the question to submit once a model can be loaded
+        self._unasked: int | None = None  # id of the question to submit once a model can be loaded
 
     @property
     def session(self) -> Session:

@@ -2,6 +2,8 @@
 
 MLX's launcher makes the script that sets a rank's environment. The run's key goes over standard input, so no list of
 processes shows it. The other end is `rank.py`; its docstring has the protocol; `start.py` drives both.
+
+No rank may outlive rank 0: tests/app/hosts/test_kills.py kills, stops and cuts off ranks in each phase of a run.
 """
 
 import json
@@ -25,11 +27,13 @@ from headrace.runtime.errors import EngineError, HeadraceError
 
 _MODULE = "headrace.app.hosts.rank"
 _NO_FILE = "mktemp() { echo /dev/null; }; "  # the launcher's script writes the process's id to a file, else left behind
-# $0 is an interpreter; where it does not exist, that of the installed command, on the PATH of the user's own shell.
+# For bash on another machine. $0 is the interpreter to use; where it does not exist, that of the installed command.
 _REMOTE = (
-    'p=$0; [ -x "$p" ] || { PATH=$("${SHELL:-/bin/bash}" -lc "printenv PATH" 2> /dev/null | tail -n 1):$PATH; '
-    's=$(command -v headrace) || { echo "headrace is not installed, or not on the PATH" >&2; '
-    f'exit 127; }}; p=$(head -n 1 "$s" | cut -c 3-); }}; exec "$p" -P -m {_MODULE}'
+    'p=$0; [ -x "$p" ] || { '
+    'PATH=$("${SHELL:-/bin/bash}" -lc "printenv PATH" 2> /dev/null | tail -n 1):$PATH; '  # as in the user's own shell
+    's=$(command -v headrace) || { echo "headrace is not installed, or not on the PATH" >&2; exit 127; }; '
+    'p=$(head -n 1 "$s" | cut -c 3-); }; '  # the command is a script that begins with `#!` and its interpreter
+    f'exec "$p" -P -m {_MODULE}'
 )
 _TRY = "try `ssh {} headrace --version`, which must ask for nothing"
 _SSH_HINTS = {

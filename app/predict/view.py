@@ -1,6 +1,7 @@
 """Predictions as terminal tables, or in full and without colour elsewhere.
 
-Each function prints one kind of document of `document.py`, and nothing else: a figure is added there first.
+Each function prints one kind of document of `document.py`, and nothing else: a figure is added there first, under a key
+of its --json. tests/app/predict has the documents and these tables.
 """
 
 from collections.abc import Callable
@@ -104,6 +105,7 @@ def _per_user(prediction: Document) -> str:
 def show_acceptance(document: Document) -> None:
     """Print a row per target: the gain of speculation, and the acceptance rate from which it pays."""
     targets = document["targets"]
+    # A target's "guesses" are rows by number of draft tokens, which is "guesses" in a row, too; "best" is one of these.
     unknown = {"tokens_per_step": None, "cost": None}
     best = [next((row for row in target["guesses"] if row["guesses"] == target["best"]), unknown) for target in targets]
     notes = [

@@ -3,6 +3,8 @@
 An invalid value is left out, or shown as far as it is readable, and the record names its column in `damaged`. Nothing
 here raises, and nothing is written back. `store.py` makes every record here; a new column is one more argument in
 `session_of` or `message_of`, read by a method of `_StoredRow` that suits its type.
+
+Guard: tests/app/sessions/test_damaged_store.py.
 """
 
 import json
@@ -201,6 +203,10 @@ def _settings(value: object) -> dict[str, object]:
 
 
 def _is_setting(name: str, value: object) -> bool:
+    """Return whether a setting has the type of its option; one without an option, of an earlier version, any plain one.
+
+    Ranges are not checked here: `app.chat.answer_setup.stored_options` refuses values out of range when they are used.
+    """
     if value is None:
         return _is_text(name)
     if name == "stop" or (name == "logit_bias" and isinstance(value, list)):  # "ID=BIAS"

@@ -38,7 +38,10 @@ class Trace:
             self.logprobs += event.logprobs
 
     def see(self, cache: object) -> None:
-        """Digest the committed entries of a paged cache before its release; packed ones by full block."""
+        """Digest the committed entries of a paged cache before its release; packed ones by full block.
+
+        A full block's digest stands at its last position.
+        """
         if not isinstance(cache, BlockTable):
             return
         for group, table in enumerate(cache.tables):
@@ -47,6 +50,7 @@ class Trace:
                 end = min((index + 1) * BLOCK, cache.committed)
                 entries = cache.pool.storage.read(group, table[index], end - first)
                 if cache.pool.storage.shape.format.packed:
+                    # Packed entries of a block are interleaved, so only the bytes of a full block can be compared.
                     if end - first == BLOCK:
                         self.entries[group, end - 1] = blake2b(np.array(entries).tobytes(), digest_size=8).digest()
                     continue

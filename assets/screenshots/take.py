@@ -4,6 +4,8 @@
 
 Every scene is a few keys pressed in the app, headless; what is on the picture is what the model said and what its
 steps measured. Sessions go to a temporary folder, models come from the usual store.
+
+A new scene is a function in `SCENES`. Its pauses are seconds for what timers draw, such as the decode view.
 """
 
 import argparse

@@ -11,7 +11,7 @@ from headrace.app.answer.sentence import StepFigures, other_cores
 from headrace.app.bench.measure.records import Interval, Named, Profile, Result, RunDocument, Speed
 from headrace.runtime.metrics.units import decimals, format_joules, percent
 
-_BAR = 24  # cells
+_BAR = 24  # cells of the longest bar, a whole step
 _BARS_FROM = 76  # columns of a terminal that has room for bars
 CLOSURE = 0.10  # largest gap between the parts' sum and the step that counts as explained
 
@@ -86,6 +86,7 @@ def profile_rows(profile: Profile, width: int) -> list[tuple[str, Text]]:
 
 
 def headline(profile: Profile) -> str:
+    """Return the step's time as a sum of parts, measured without overlap, and in the loop; or that they disagree."""
     total = sum(profile.parts_ms.values())
     line = (
         f"one step at depth {profile.depth}: parts {total:.2f} ms, measured without overlap "
@@ -110,6 +111,7 @@ def step_figures(document: RunDocument, entry: Result) -> StepFigures:
     speed = entry.tokens_per_second.mean
     step_bytes = entry.step_bytes or 0.0
     share = entry.mbu
+    # GB/s that MBU is a share of, from its definition: share = step_bytes * steps per second / base.
     base = device.measured_peak_gb_s
     if share and speed > 0:
         base = step_bytes * speed / batch / share / 1e9

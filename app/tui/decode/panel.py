@@ -62,7 +62,7 @@ _BEFORE = "An answer shows here, step by step: where its time goes, the latency 
 _DIGITS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
 _TWO_FROM = 76  # cells from which there are two columns
 _THREE_FROM = 170  # cells from which there are three
-_USUAL = 13  # lines of a chart
+_USUAL = 13  # lines of a chart with its frame; a section that can grow beyond leaves the others room first
 _LEFT = 0.46  # part of two columns that is not for charts, which gain more by width
 _LEAST = 30  # columns of the panel
 _MOST = 90  # columns of the panel
@@ -128,9 +128,10 @@ def plan(wanted: Sequence[Wanted], size: Size) -> dict[str, Region]:
         count = 2
     else:
         count = 3
+    # The sections of each column: one after the other goes where it has room for its least lines.
     columns: list[list[Wanted]] = [[] for _ in range(count)]
-    rooms = [size.height] * count
-    spare = [size.height] * count
+    rooms = [size.height] * count  # lines left, if each section there has its least
+    spare = [size.height] * count  # the same with their usual lines; below 0 some have fewer
     for section in wanted:
         index = 0
         if section.is_chart or section.min_lines > rooms[0]:
@@ -140,6 +141,8 @@ def plan(wanted: Sequence[Wanted], size: Size) -> dict[str, Region]:
         columns[index].append(section)
         rooms[index] -= section.min_lines
         spare[index] -= section.usual_lines
+
+    # Their places: columns side by side, sections one below the other.
     ends = [round(index * size.width / count) for index in range(count + 1)]
     if count == 2:
         ends[1] = round(size.width * _LEFT)

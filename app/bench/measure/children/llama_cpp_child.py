@@ -189,7 +189,8 @@ class LlamaCpp:
             path, n_ctx=context, n_batch=BATCH, n_ubatch=UBATCH, n_threads=threads, n_threads_batch=threads,
             n_gpu_layers=-1, flash_attn=flash, type_k=kv, type_v=kv, verbose=False,
         )  # fmt: skip
-        # Pointers of the C library, for the functions that the binding does not wrap.
+        # Pointers of the C library, for the functions that the binding does not wrap. Private in llama-cpp-python 0.3:
+        # a version without them fails here, and the bench names the peer and this error.
         self.model = self._llama._model.model
         self.ctx = self._llama._ctx.ctx
         self._memory = library.llama_get_memory(self.ctx)
