@@ -3,7 +3,8 @@
 A file here lists the rows of a group of families as `ROWS`, and `families.ARCHITECTURES` has all of them by model_type.
 A new row needs a variant in `tests/support/mlx_lm_models.py`: the parity tests then compare it with mlx-lm's class, and
 `docs/models.md` lists it. Without a class in mlx-lm it needs a case in `tests/parity/test_transformers.py`.
-Tensor names on the right side of a row are those of `models.network.tensors`.
+Tensor names on the right side of a row are those of `models.network.tensors`. The default that a function gives a
+missing key is that of the family's class; `test_every_field_of_the_class_counts_or_is_refused` changes every key.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -118,9 +119,8 @@ class Architecture:
     theta: float = 1e4  # default of `rope_theta`
     rotated: float | None = None  # default of `partial_rotary_factor`; None: only whole heads turn
     proportional: bool = False  # the periods of a rotated part are those of the whole head
-    ropes: Callable[[Fields, "Architecture"], tuple[RopeConfig, RopeConfig]] | None = (
-        None  # of full and of sliding layers
-    )
+    # of full and of sliding layers
+    ropes: Callable[[Fields, "Architecture"], tuple[RopeConfig, RopeConfig]] | None = None
     rotates: Callable[[Fields], bool] = uses_positions
     sliding: Literal["all", "even", "period", "tail"] | None = None  # layers with a window, without `layer_types`
     period: int = 0  # default of `sliding_window_pattern`: every such layer has no window

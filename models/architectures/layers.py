@@ -110,6 +110,7 @@ def layers_of(
     family: of the architecture, as this config changes it.
     rope, local_rope: of full-attention layers, of sliding layers.
     """
+    # One or two letters a layer, for its halves, of families whose configs list halves (`nemotron._pairs`).
     pairs = architecture.pairs(fields.values) if architecture.pairs is not None else []
     count = len(pairs) or fields.count("num_hidden_layers")
 

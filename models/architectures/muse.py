@@ -29,7 +29,10 @@ def _turns(fields: Fields, layers: int) -> list[bool]:
 
 
 def _runs(fields: Fields) -> bool:
-    """Return False where mlx-lm and transformers rotate different layers, of which the config lists none."""
+    """Return False where mlx-lm and transformers rotate different layers, of which the config lists none.
+
+    transformers' class counts the period from the last layer backwards, which is full attention always.
+    """
     if fields.values.get("layer_rope_theta") is not None:
         return True
     layers = fields.count("num_hidden_layers")
@@ -42,6 +45,7 @@ def _complete(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     Norms after attention and feed-forward have an epsilon of their own. All norms have it if the residual stream is
     stored divided by the root of the epsilons' ratio.
     """
+    # All defaults here are those of transformers' class. norm(x / d) with eps / d^2 is norm(x) with eps.
     branch_eps = fields.positive("post_norm_eps", default=1e-8)
     divisor = (decoder.norm_eps / branch_eps) ** 0.5
     turns = _turns(fields, len(decoder.layers))

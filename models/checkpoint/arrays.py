@@ -1,6 +1,8 @@
 """Lazy reading of a checkpoint's arrays, with foreign quantization converted to MLX's; writing of arrays.
 
-Tensors are those that `open_checkpoint` checked. Foreign matrices become what `ForeignMatrix` says.
+Tensors are those that `open_checkpoint` checked. Foreign matrices become what `ForeignMatrix` says; a new layout is a
+branch of `_converted`. Our decoder (`network.weight_arrays`), mlx-lm's classes (`mlx_lm.load`) and ranks (`file_parts`)
+read through here. Guard: tests/models/checkpoint/test_foreign.py.
 """
 
 import errno

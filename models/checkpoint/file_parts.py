@@ -1,6 +1,8 @@
 """Parts of stored tensors that are read from the file when they are needed, with little beside them.
 
-A shard is mapped into memory, so that slicing reads nothing, and copying a slice reads its pages.
+A shard is mapped into memory, so that slicing reads nothing, and copying a slice reads its pages. Ranks of tensor
+parallelism cut their parts of the weights so (`loading.rank_part`), and read these alone: see
+tests/models/network/test_rank_parts.py. `gguf.parts.GgufPart` has the same methods.
 """
 
 import mmap
@@ -21,7 +23,7 @@ TYPES: dict[str, tuple[str, mx.Dtype | None]] = {
     "F32": ("<f4", None), "F16": ("<f2", None), "BF16": ("<u2", mx.bfloat16), "U32": ("<u4", None), "U8": ("u1", None),
 }  # fmt: skip
 View = NDArray[np.generic]  # part of a mapped file, of any of these types
-_RUN = 1 << 15  # bytes; shorter rows are read together with the gaps between them
+_RUN = 1 << 15  # bytes; shorter rows are read together with the gaps between them, since each row is a system call
 
 
 class _Shard:
@@ -48,7 +50,7 @@ class _Shard:
     def _advise(self, view: View, advice: int) -> None:
         """Tell the system about the pages of a view."""
         offset = view.ctypes.data - self._start
-        first = offset - offset % mmap.PAGESIZE
+        first = offset - offset % mmap.PAGESIZE  # madvise takes whole pages
         self.mapped.madvise(advice, first, offset + _span(view) - first)
 
 

@@ -1,7 +1,7 @@
 """headrace's decoder: layers, their weights and costs, prediction heads, parts of several ranks.
 
-    decoder.py         Decoder; altup_decoder.py, block_residual_decoder.py, long_rope_decoder.py are variants, and the
-                       last chooses (`make_decoder`)
+    decoder.py         Decoder; altup_decoder.py, block_residual_decoder.py, long_rope_decoder.py and rwkv_decoder.py
+                       are variants, and make_decoder.py chooses
       layers.py        its weights: parameters.py reads them, tensors.py has the table of their names and sizes
       projections.py   steps of a layer; latent.py, layer_inputs.py and rope.py are parts of some
       decoder_costs.py its cost in bytes and FLOPs, also without weights

@@ -4,6 +4,9 @@
 
 P = size of a layer's input, L = layers, E = size of hidden states. The projection is multiplied by none of the constant
 factors: they are part of the norm's weight and epsilon. Rows of the table are multiplied by one number.
+
+`Decoder.embed` computes the inputs of all layers at once, and `Decoder` adds each layer's own with the weights that
+`read_input` returns. The matrices are rows of `tensors.py`. tests/parity/test_transformers.py compares logits.
 """
 
 import mlx.core as mx

@@ -3,6 +3,9 @@
 `Decoder` calls `read_layers` and `kv_shape_of`. `models.network.tensors` has the names and sizes of all matrices; here
 their rows are put into the order of the operations, and configurations become the specs of `runtime.ops`.
 
+The order of this file: mixers, the layer as a whole (`read_layers`, `_layer`), attention, feed-forward, experts.
+tests/parity/test_mlx_lm_families.py compares logits, which a row in another order changes.
+
 Dimensions: E hidden size, H query heads, Hkv key-value heads, D head size, C channels of a convolution, Hv heads of a
 mixer, Dv size of its values.
 """

@@ -2,6 +2,9 @@
 
 Clients send all that OpenAI's and Anthropic's APIs allow; each template takes a part of it (`TemplateRules`). No text
 is left out: a text without a place in the template moves to the nearest message that the template shows.
+
+`ChatPrompt` calls `adapt_messages` before it renders. tests/models/text/test_adapt_messages.py looks for every text of
+generated conversations in the prompts of templates that differ in one rule each.
 """
 
 import hashlib

@@ -1,7 +1,8 @@
 """Encoding and decoding with a checkpoint's tokenizer, over the Rust `tokenizers` library.
 
-User text never becomes control tokens in `encode`, `encode_prompt` or message contents (see `control_tokens`), and
-ordinary text gets the same ids as in transformers. Instances are immutable and thread-safe.
+User text never becomes control tokens in `encode`, `encode_prompt` or message contents, and ordinary text gets the
+same ids as in transformers. Text in which a control token is spelled goes through a second encoder for that, the
+shadow (`control_tokens` explains it). Instances are immutable and thread-safe.
 
 Guards: tests/models/text/test_tokenizer.py and test_control_tokens.py.
 """
@@ -300,7 +301,7 @@ class Tokenizer:
             elif looks_like_markup(added.content):
                 markup[added.content] = index
 
-        # Tokens that are no added ones.
+        # Vocabulary pieces that are no added tokens, but look like control tokens in what the template writes.
         written = self._written_between_turns()
         special |= {text: i for text, i in self._pieces_of(written, named).items() if i not in added_tokens}
 

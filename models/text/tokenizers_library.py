@@ -3,6 +3,8 @@
 The library panics or aborts on malformed files, at load or at the first text or token that meets the malformed part; a
 panic reaches Python as a BaseException. `load_tokenizer` refuses files known to cause this, and every call that reads
 foreign data runs inside `library_errors`. docs/workarounds.md has the upstream reference.
+
+Guard: tests/models/text/test_tokenizers_library.py has files at which the library would panic or abort.
 """
 
 import base64

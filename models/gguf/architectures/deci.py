@@ -1,6 +1,7 @@
 """DeciLM (Nemotron NAS): layers of different sizes, with or without attention, or with one matrix in its place.
 
-The class reads the sizes from `block_configs`, with an entry for attention and one for the feed-forward of each layer.
+mlx-lm's class (`nemotron-nas`) reads the sizes from `block_configs` in config.json, with an entry for attention and one
+for the feed-forward of each layer. A GGUF has lists of numbers instead. `test_layered.py` has a variant of each kind.
 """
 
 from dataclasses import replace
@@ -67,9 +68,10 @@ def _feed_forward(width: int, hidden_size: int) -> Entries:
 
 
 def _multiple(width: int, hidden_size: int) -> float:
-    """Return the multiple of the model's width from which the class computes that of a feed-forward.
+    """Return the multiple of the model's width from which the class computes that of a feed-forward, `ffn_mult`.
 
-    The class takes two thirds of it and rounds up to a step. Half a step less is safe from errors of floats.
+    The class takes two thirds of the product, and rounds up to a step. So half a step less leads to the same width,
+    and is safe from errors of floats. A multiple of exactly this width might be rounded up to the next step.
     """
     return 1.5 * (width - _FFN_STEP // 2) / hidden_size
 

@@ -111,7 +111,11 @@ class _SchemaRewriter:
         return self.schema(value, path) if key in _SINGLE else value
 
     def _rewrite_keys(self, schema: dict[str, Any], path: str) -> None:
-        """Write the rule of an object's other keys as patterns."""
+        """Write the rule of an object's other keys, those that it does not name.
+
+        An object is closed where that is safe. Else other keys get a pattern that excludes the names, or are refused
+        where llguidance cannot match such a pattern.
+        """
         names = _names(schema)
         patterns = schema.get("patternProperties")
         if "propertyNames" in schema:
@@ -248,12 +252,18 @@ def _is_object(schema: Mapping[str, object]) -> bool:
 
 
 def _other_than(names: Iterable[str]) -> str:
-    """Return a regular expression of all texts but `names`."""
+    """Return a regular expression of all texts but `names`; llguidance has no lookaround, which would be shorter.
+
+    Of "a" and "ab" it is `^(?s:|[^a].*|a([^b].*|b(.+)))$`, with each letter as its code (`_literal`).
+    """
     return f"^(?s:{_rest_other_than(set(names))})$"
 
 
 def _rest_other_than(rests: set[str]) -> str:
-    """Return one of all texts but `rests`: a beginning that none has and anything, or a shared one and another rest."""
+    """Return one of all texts but `rests`: a beginning that none has and anything, or a shared one and another rest.
+
+    The shortest alternative is "", unless a name ends here.
+    """
     firsts = sorted({rest[0] for rest in rests if rest})
     ends = [] if "" in rests else [""]
     if not firsts:

@@ -1,6 +1,15 @@
 """Parameters of a call as tagged plain text: the arguments they make, and the rules of their values.
 
-Forms with tagged values use both; `tagged_forms` and `written` have the markup.
+Forms with tagged values use both; `tagged_forms` and `written` have the markup. For a tool `look` with the parameter
+`city`, a text, and the markup of Qwen Coder the rules are about
+
+    call0: "look" ">\\n" parameters0
+    parameters0: parameter0x0                                              `?` after it, if it is not required
+    parameter0x0: "<parameter=" "city" ">\\n" parameter0x0v0               a choice, where tags tell types apart
+    parameter0x0v0: parameter0x0v0text
+    parameter0x0v0text[suffix="\\n</parameter>\\n"]: /(.|\\n)*/
+
+tests/models/text/tools/test_forms.py has an answer of each model, test_round_trip.py generated calls.
 """
 
 import json
