@@ -2,6 +2,8 @@
 
 `process.py` calls it: `prepare` on the threads of `preparation.py`, everything else, which may compute, on the thread
 that loaded the model. A request goes `prepare`, then the call that it returns, then `step` until its `Done`.
+
+Guards: tests/app/engine/test_client.py for a host in its process, test_side_by_side.py for one without.
 """
 
 import os
@@ -204,7 +206,9 @@ class EngineHost:
         # The text that the answer begins with: a client's or an earlier part, or the template's.
         begun = command.begun
         chat = command.prompt is None
-        opening = self._answerer.chat_prompt.opening(ids) if chat and not begun.text else ""
+        opening = ""
+        if chat and not begun.text:
+            opening = self._answerer.chat_prompt.opening(ids)
         if self._serving:  # a client that sent half a thinking section gets the rest as it is
             has_kinds = self._answerer.chat_prompt.thinks and chat and not begun.is_open
         else:

@@ -1,7 +1,8 @@
 """Latency and bandwidth of the link between rank 0 and another rank, by a small exchange over TCP.
 
-It takes a quarter of a second at most. RDMA is not measured by it. Rank 0 sends one byte for a round trip (0), a piece
-(1), or the end (2); the other rank answers each of the first two with one byte.
+`start.py` measures before it chooses the split, and `rank.py` answers. It takes a quarter of a second at most. RDMA is
+not measured by it. Rank 0's messages begin with a byte for their kind; the other rank answers each but the last with
+one byte.
 """
 
 import socket
@@ -9,6 +10,11 @@ import time
 from dataclasses import dataclass
 from statistics import median
 
+# Kinds of messages
+_ROUND_TRIP = b"\0"  # that byte alone
+_PIECE_OF_DATA = b"\1"  # _PIECE bytes in all
+_END = b"\2"
+_ANSWER = b"\0"
 _ROUNDS = 15  # round trips
 _PIECE = 4 << 20  # bytes
 _PIECES = 16  # at most
@@ -30,10 +36,10 @@ def measure_link(connection: socket.socket) -> LinkSpeed:
     rounds = []
     for _ in range(_ROUNDS):
         began = time.perf_counter()
-        connection.sendall(b"\0")
+        connection.sendall(_ROUND_TRIP)
         _receive(connection, 1)
         rounds.append(time.perf_counter() - began)
-    piece = b"\1" + bytes(_PIECE - 1)
+    piece = _PIECE_OF_DATA + bytes(_PIECE - 1)
     sent = 0
     began = time.perf_counter()
     while sent < _PIECES and time.perf_counter() - began < _LONGEST_S:
@@ -41,7 +47,7 @@ def measure_link(connection: socket.socket) -> LinkSpeed:
         _receive(connection, 1)
         sent += 1
     seconds = time.perf_counter() - began
-    connection.sendall(b"\2")
+    connection.sendall(_END)
     round_trip = median(rounds)
     # Each piece waits for its answer; without that wait it is the time of the bytes alone. A tenth is left at least.
     transfer_s = max(seconds - sent * round_trip, seconds / 10)
@@ -51,10 +57,10 @@ def measure_link(connection: socket.socket) -> LinkSpeed:
 def answer_probe(connection: socket.socket) -> None:
     """Answer a peer in `measure_link` until it ends. Raises OSError."""
     _prepare(connection)
-    while (kind := _receive(connection, 1)) != b"\2":
-        if kind == b"\1":
+    while (kind := _receive(connection, 1)) != _END:
+        if kind == _PIECE_OF_DATA:
             _receive(connection, _PIECE - 1)
-        connection.sendall(b"\0")
+        connection.sendall(_ANSWER)
 
 
 def _prepare(connection: socket.socket) -> None:
