@@ -23,10 +23,16 @@ from headrace.runtime.metrics.telemetry import Summary
 
 _BRANCHES = re.compile(r"‹\d+/\d+›")  # ‹1/2›
 RowKind = Literal["user", "body", "thinking", "summary", "meta", "blank"]
-ShownRow = tuple[Content, RowKind]
-"""A line of the transcript: its text, and what it is, for its look and for clicks."""
 
-BLANK: ShownRow = (Content(""), "blank")
+
+class ShownRow(NamedTuple):
+    """A line of the transcript. kind: what it is, for its look and for clicks."""
+
+    content: Content
+    kind: RowKind
+
+
+BLANK = ShownRow(Content(""), "blank")
 _LONGEST_SYSTEM = 200  # characters of a system prompt that are looked at
 _PLAIN = re.compile(r"[^\n`*_~\[\]<>&\\|]*")  # text that changes nothing before it: no character of Markdown
 _NEXT_LINE = re.compile(r"[^\W\d_][^\n`*_~\[\]<>&\\|]*")  # the same from a letter on: no list, no heading
@@ -137,7 +143,7 @@ class Entry:
         extended = line.plain + added
         last = Content.assemble(lines[-1], " " * (len(extended) - len(extended.rstrip(" "))))
         self._open = _OpenLine(row + len(lines) - 1, last, written + len(added))
-        return row, [*((part, "body") for part in _with_caret(lines, self._look.width)), BLANK]
+        return row, [*(ShownRow(part, "body") for part in _with_caret(lines, self._look.width)), BLANK]
 
     def detail(self, wanted: bool) -> bool:
         """Show all known metrics, or a short form; return whether that changed."""
@@ -177,14 +183,14 @@ class Entry:
         lead = ("❯ ", "bold $text-accent")
         for part in self._text.safe.split("\n"):
             for line in folded(Content(part.expandtabs(4)), options.width - 2):
-                rows.append((Content.assemble(lead, line), "user"))
+                rows.append(ShownRow(Content.assemble(lead, line), "user"))
                 lead = ("  ", "")
         for attachment in self.message.attachments:
-            size = len(attachment.text)
-            rows.append((Content.styled(f"  + {sanitise(attachment.name)}, {size:,} characters", "$quiet"), "user"))
+            label = f"  + {sanitise(attachment.name)}, {len(attachment.text):,} characters"
+            rows.append(ShownRow(Content.styled(label, "$quiet"), "user"))
         notes = self._notes()
         if notes:
-            rows.append((Content.styled("  " + " · ".join(notes), "$quiet"), "meta"))
+            rows.append(ShownRow(Content.styled("  " + " · ".join(notes), "$quiet"), "meta"))
         return [*rows, BLANK]
 
     def _mark_rows(self, options: LayoutOptions) -> list[ShownRow]:
@@ -193,7 +199,7 @@ class Entry:
         words = len(self._answer.text.split())
         left_out = self.state.left_out
         lines = mark_lines(text, words, left_out, options.width, unfolded=options.show_summary)
-        return [*((line, "summary" if folds else "meta") for line, folds in lines), BLANK]
+        return [*(ShownRow(line, "summary" if folds else "meta") for line, folds in lines), BLANK]
 
     def _answer_rows(self, options: LayoutOptions) -> list[ShownRow]:
         """Return thinking, the answer with its caret or marks of draft tokens, and its metrics.
@@ -214,9 +220,9 @@ class Entry:
             self._open = _OpenLine(len(rows) + len(body) - 1, line, len(self._text.raw))
         if self.state.growing and not self._thinks:
             body = _with_caret(body, options.width)
-        rows += [(line, "body") for line in body]
+        rows += [ShownRow(line, "body") for line in body]
         if self.state.growing and not self._thinks and not self._thought.safe and not self._text.safe:
-            rows = [(Content.styled(self.state.waiting or "▍", "$text-accent"), "meta")]
+            rows = [ShownRow(Content.styled(self.state.waiting or "▍", "$text-accent"), "meta")]
         return [*rows, *self._foot(options, apart=bool(body)), BLANK]
 
     def _foot(self, options: LayoutOptions, *, apart: bool) -> list[ShownRow]:
@@ -229,10 +235,10 @@ class Entry:
             lines = [content.truncate(options.width, ellipsis=True)]
             if self._detailed:  # all of it is asked for with a selection
                 lines = content.wrap(options.width)
-            rows += [(line, "meta") for line in lines]
+            rows += [ShownRow(line, "meta") for line in lines]
         made = " · ".join(self._made())
         if self._detailed and made:
-            rows.append((Content.styled(made, "$quiet").truncate(options.width, ellipsis=True), "meta"))
+            rows.append(ShownRow(Content.styled(made, "$quiet").truncate(options.width, ellipsis=True), "meta"))
         return rows
 
     def _thinking_rows(self, options: LayoutOptions) -> list[ShownRow]:
@@ -241,13 +247,12 @@ class Entry:
         mark = "▾" if options.show_thinking else "▸"
         state = "thinking…" if self._thinks else "thought"
         head = Content.assemble((f"{mark} {state}", "italic $text-secondary"), (f" {words} words", "$quiet"))
-        rows: list[ShownRow] = [(head, "thinking")]
+        rows = [ShownRow(head, "thinking")]
         if options.show_thinking:
             lines = self._thinking.lines(options.width - 2, ansi=options.ansi, dark=options.dark)
-            rows += [
-                (Content.assemble(("┊ ", "$text-secondary"), line.stylize_before("$quiet")), "thinking")
-                for line in lines
-            ]
+            for line in lines:
+                content = Content.assemble(("┊ ", "$text-secondary"), line.stylize_before("$quiet"))
+                rows.append(ShownRow(content, "thinking"))
         return [*rows, BLANK]
 
     def _meta(self) -> str:

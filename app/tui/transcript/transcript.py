@@ -7,6 +7,7 @@ changed lines only. Messages can be selected by key; the chat's screen carries o
     _starts: the first row of each entry. They change together, in `_make_rows` and `extend_last_line` alone.
 
 The screens of the chat and of parallel answers call `show`, or `extend_last_line` for a few words that change one line.
+tests/tui/test_text_flow.py compares lines that were extended with a whole layout.
 """
 
 import sys
@@ -37,7 +38,7 @@ from headrace.app.tui.widgets.lines import LONGEST_LINE, folded
 _MARGIN = 2  # cells right of the text
 _WHEEL = 3  # lines a turn of the wheel moves
 _FAST = 2  # lines between two layouts, from which on room is left for the next ones
-_ROOM_SHARE = 4  # of the height, at most
+_ROOM_SHARE = 4  # the room is a fourth of the height at most
 _MORE_BELOW = "↓ new text below: Ctrl+End"
 
 
@@ -182,7 +183,7 @@ class Transcript(Widget, can_focus=True):
         if index is None:
             return
         lines = self._lines_of(index)
-        best = best_line([self._rows[line][0].plain for line in lines], words)
+        best = best_line([self._rows[line].content.plain for line in lines], words)
         self._bring_into_view(lines.start + (best or 0))
 
     def _bring_into_view(self, line: int) -> None:
@@ -259,7 +260,7 @@ class Transcript(Widget, can_focus=True):
         """Replace the rows after the first `num_kept` by those of the entries from `first` on."""
         if not self.entries:
             self._starts.clear()
-            self._rows = [(line, "body") for line in self._centred_welcome()]
+            self._rows = [ShownRow(line, "body") for line in self._centred_welcome()]
             return
         del self._rows[num_kept:], self._starts[first:]
         options = self.look
@@ -298,10 +299,15 @@ class Transcript(Widget, can_focus=True):
 
         An entry keeps the content of a line that did not change, so identity tells them apart.
         """
-        pairs = zip_longest(old_rows, self._rows[num_kept:])
-        changed = [n for n, (old, new) in enumerate(pairs) if old is None or new is None or old[0] is not new[0]]
+        pairs = zip_longest(old_rows, self._rows[num_kept:])  # None where one of both has fewer rows
+        changed = [
+            line
+            for line, (old, new) in enumerate(pairs, num_kept)
+            if old is None or new is None or old.content is not new.content
+        ]
         if changed:
-            rows = Region(0, num_kept + changed[0] - self.top, self.size.width, changed[-1] + 1 - changed[0])
+            first = changed[0]
+            rows = Region(0, first - self.top, self.size.width, changed[-1] + 1 - first)
             repaint(self, rows.intersection(self.size.region))
 
     def _centred_welcome(self) -> list[Content]:
@@ -446,7 +452,7 @@ class Transcript(Widget, can_focus=True):
         """Kind of the selected message's section that can be folded."""
         if self.selected is None or self.selected >= len(self._starts):
             return None
-        kinds = {self._rows[line][1] for line in self._lines_of(self.selected)}
+        kinds = {self._rows[line].kind for line in self._lines_of(self.selected)}
         return next((kind for kind in ("summary", "thinking") if kind in kinds), None)
 
     def _fold(self, section: str | None) -> None:
@@ -483,7 +489,7 @@ class Transcript(Widget, can_focus=True):
                 return
             if self.has_focus:
                 self.selected = self._entry_at(line)
-            self._fold(self._rows[line][1])
+            self._fold(self._rows[line].kind)
             self._show_details()
             self.refresh()
 
