@@ -20,7 +20,14 @@ from headrace.models.architectures.layers import full_rope, head_size
 from headrace.models.architectures.llama import growing_queries
 from headrace.runtime.errors import UnsupportedModelError
 
-DEEPSEEK_HEAD = HeadNames("model.layers.{}.", "", "enorm", "hnorm", "eh_proj", "shared_head.norm")
+DEEPSEEK_HEAD = HeadNames(
+    prefix="model.layers.{}.",
+    layer="",
+    embedding_norm="enorm",
+    hidden_norm="hnorm",
+    projection="eh_proj",
+    norm="shared_head.norm",
+)
 
 
 def _first_experts(fields: Fields, layers: int) -> ExpertLayers:

@@ -12,7 +12,13 @@ from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.layers import check_shared_heads
 
 _HEAD = HeadNames(
-    "model.mtp_layers.0.", "", "token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm", hidden_first=True
+    prefix="model.mtp_layers.0.",
+    layer="",
+    embedding_norm="token_layernorm",
+    hidden_norm="hidden_layernorm",
+    projection="input_proj",
+    norm="final_layernorm",
+    hidden_first=True,
 )
 # Values that transformers' class has, and mlx-lm's reads from the config
 _V2 = {
@@ -27,10 +33,12 @@ def _v2_keys(config: Config) -> None:
     mlp = config.get("mlp_layer_types")
     rope = config.get("rope_parameters")
     pattern = config.get("hybrid_layer_pattern")
+    # From mlx-lm's keys, as published configs have them, to transformers'
     if isinstance(pattern, list):
         kinds = ["sliding_attention" if kind == 1 else "full_attention" for kind in pattern]
         config.setdefault("layer_types", kinds)
         config.setdefault("sliding_window", config.get("sliding_window_size"))
+    # From transformers' keys, as it saves them, to mlx-lm's
     if not (isinstance(attention, list) and isinstance(mlp, list) and isinstance(rope, dict)):
         return
     local = rope.get("sliding_attention") or {}
@@ -41,7 +49,7 @@ def _v2_keys(config: Config) -> None:
     config.setdefault("swa_rope_theta", local.get("rope_theta", 10000.0))
     for key in ("num_attention_heads", "head_dim", "v_head_dim"):
         config.setdefault(f"swa_{key}", config.get(key))
-    if type(config.get("num_key_value_heads")) is int:
+    if type(config.get("num_key_value_heads")) is int:  # transformers' class doubles them in layers with a window
         config.setdefault("swa_num_key_value_heads", 2 * config["num_key_value_heads"])
 
 

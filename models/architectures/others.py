@@ -1,8 +1,8 @@
 """Families with one or two members, and facts of those that only mlx-lm's classes run.
 
-A family has a section here with the functions of its row, by its name in a comment. The rows follow at the end.
-
-`architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+A family has a section with the functions and names of its row, by its name in a comment. The rows follow at the end.
+`architecture.Architecture` explains the fields of a row, the order in which its functions are called, and the tests
+that a new one needs.
 """
 
 import re
@@ -47,7 +47,7 @@ _CONTAINERS = (
 
 # GPT-OSS
 def _gpt_oss(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
-    """Add sinks to every layer. Raises UnsupportedModelError for another bound than that of "clamped"."""
+    """Add sinks to every layer. Raises UnsupportedModelError for another bound than 7, that of "clamped"."""
     if fields.positive("swiglu_limit", default=7.0) != 7.0:
         stated = fields.values["swiglu_limit"]
         raise UnsupportedModelError(f"config.json: a gpt_oss with the swiglu_limit {stated!r}")
@@ -114,6 +114,9 @@ def _has_windows(fields: Fields) -> bool:
 
 
 # Trinity
+_AFMOE_NORMS = NormNames("input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm")
+
+
 def _afmoe_experts(fields: Fields, layers: int) -> ExpertLayers:
     """Return the experts of each layer after the first dense ones."""
     values = fields.values
@@ -164,12 +167,12 @@ def _laguna_experts(fields: Fields, layers: int) -> ExpertLayers:
 def _laguna_runs(fields: Fields) -> bool:
     """Return False for other gates, experts weighed otherwise, and one section for the rotations of all layers."""
     values = fields.values
-    sections = fields.section("rope_parameters")
-    sectioned = all(isinstance(sections.get(kind), dict) for kind in values.get("layer_types") or ["full_attention"])
-    sigmoids = values.get("moe_router_score_func", "sigmoid") == "sigmoid" and several_experts(fields)
-    capped = values.get("moe_router_logit_softcapping")
-    by_head = values.get("gating", True) in (True, False, "per-head")
-    return sectioned and by_head and sigmoids and not capped
+    ropes = fields.section("rope_parameters")
+    rope_by_kind = all(isinstance(ropes.get(kind), dict) for kind in values.get("layer_types") or ["full_attention"])
+    gates_by_head = values.get("gating", True) in (True, False, "per-head")
+    are_sigmoids = values.get("moe_router_score_func", "sigmoid") == "sigmoid" and several_experts(fields)
+    are_capped = values.get("moe_router_logit_softcapping")
+    return rope_by_kind and gates_by_head and are_sigmoids and not are_capped
 
 
 def _laguna(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
@@ -224,20 +227,29 @@ def _ernie_end(stated: object, which: Callable[[Iterable[int]], int]) -> int | N
     if stated is None:
         return None
     listed = stated if isinstance(stated, list) else [stated]
-    ends = [end for end in listed if type(end) is int]
+    ends = [end for end in listed if type(end) is int]  # no bool, which is an int for isinstance
     if not ends or len(ends) < len(listed):
         raise CheckpointError(f"config.json: layers with experts begin or end at {stated!r:.60}")
     return which(ends)
 
 
 # Hunyuan
+# Keys that may list a value for each layer
+_HUNYUAN_LISTS = ("moe_topk", "num_shared_expert", "moe_intermediate_size")
+_HUNYUAN_NAMES = ((".query_layernorm.", ".q_norm."), (".key_layernorm.", ".k_norm."))
+_HUNYUAN_MOE = {  # what transformers' class for hunyuan_v1_moe does, as keys of the class for hunyuan
+    "num_shared_expert": 1, "use_mixed_mlp_moe": True, "use_qk_norm": True, "use_cla": False,
+    "cla_share_factor": 2, "rope_scaling": {"type": "dynamic", "alpha": 1.0, "factor": 1.0},
+}  # fmt: skip
+
+
 def _hunyuan_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
     """Return the rotations. Dynamic scaling by `alpha` is a larger base."""
     rope = full_rope(fields, architecture)
     scaling = fields.section("rope_scaling") or fields.section("rope_parameters")
     if scaling.get("alpha"):
         dims = head_size(fields)
-        base = rope.theta * Fields(scaling).positive("alpha") ** (dims / (dims - 2))
+        base = rope.theta * Fields(scaling).positive("alpha") ** (dims / (dims - 2))  # NTK-aware scaling
         rope = RopeConfig(base, share=rope.share)
     return rope, rope
 
@@ -277,6 +289,19 @@ def _hunyuan_runs(fields: Fields) -> bool:
 
 
 # nanochat
+_NANOCHAT_NAMES = (
+    *GPT_NAMES,
+    (".attn.c_q.", ".self_attn.q_proj."),
+    (".attn.c_k.", ".self_attn.k_proj."),
+    (".attn.c_v.", ".self_attn.v_proj."),
+    (".attn.c_proj.", ".self_attn.o_proj."),
+    (".mlp.c_fc.", ".mlp.up_proj."),
+    (".mlp.c_proj.", ".mlp.down_proj."),
+    (".mlp.fc1.", ".mlp.up_proj."),
+    (".mlp.fc2.", ".mlp.down_proj."),
+)
+
+
 def _nanochat_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
     """Return the rotation, by negative angles."""
     rope = replace(full_rope(fields, architecture), backwards=True)
@@ -307,7 +332,7 @@ def _plamo3(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
 
 
 # Nanbeige
-_MAX_LOOPS = 64
+_MAX_LOOPS = 64  # bounds the layers of a hostile config; `gguf.architectures.dense` has the same bound
 
 
 def _nanbeige(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
@@ -323,7 +348,7 @@ def _nanbeige(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
 
 
 # IQuest Coder with loops
-_LOOP_GATE = re.compile(r"model\.layers\.(\d+)\.(weight|bias)")
+_LOOP_GATE = re.compile(r"model\.layers\.(\d+)\.(weight|bias)")  # "model.layers.3.weight", after `tensor_names`
 
 
 def _loop_gate_name(name: str, _config: Mapping[str, Any]) -> str:
@@ -358,27 +383,6 @@ def _klear_experts(fields: Fields, layers: int) -> ExpertLayers:
     )
     return experts_by_step(fields, layers, experts)
 
-
-# Keys that may list a value for each layer
-_HUNYUAN_LISTS = ("moe_topk", "num_shared_expert", "moe_intermediate_size")
-_HUNYUAN_NAMES = ((".query_layernorm.", ".q_norm."), (".key_layernorm.", ".k_norm."))
-_HUNYUAN_MOE = {
-    "num_shared_expert": 1, "use_mixed_mlp_moe": True, "use_qk_norm": True, "use_cla": False,
-    "cla_share_factor": 2, "rope_scaling": {"type": "dynamic", "alpha": 1.0, "factor": 1.0},
-}  # fmt: skip
-_NANOCHAT_NAMES = (
-    *GPT_NAMES,
-    (".attn.c_q.", ".self_attn.q_proj."),
-    (".attn.c_k.", ".self_attn.k_proj."),
-    (".attn.c_v.", ".self_attn.v_proj."),
-    (".attn.c_proj.", ".self_attn.o_proj."),
-    (".mlp.c_fc.", ".mlp.up_proj."),
-    (".mlp.c_proj.", ".mlp.down_proj."),
-    (".mlp.fc1.", ".mlp.up_proj."),
-    (".mlp.fc2.", ".mlp.down_proj."),
-)
-
-_AFMOE_NORMS = NormNames("input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm")
 
 ROWS = (
     Architecture(

@@ -39,7 +39,15 @@ _DELTA_NAMES = (
     (".experts.gate_up_proj", ".switch_mlp.input_linear.weight"),
     (".experts.down_proj", ".switch_mlp.down_proj.weight"),
 )
-_HEAD = HeadNames("mtp.", "layers.0.", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", centred=True)
+_HEAD = HeadNames(
+    prefix="mtp.",
+    layer="layers.0.",
+    embedding_norm="pre_fc_norm_embedding",
+    hidden_norm="pre_fc_norm_hidden",
+    projection="fc",
+    norm="norm",
+    centred=True,
+)
 
 
 def _experts(fields: Fields, layers: int) -> ExpertLayers:
