@@ -93,13 +93,12 @@ def answer_request(
     branch: first to last; its last message is the answer so far if `continuing`, else the question.
     drop_oldest: see `Generate`.
     """
-    return Generate(
-        id,
-        prompt_messages(session, branch[:-1] if continuing else branch),
-        stored_options(session.sampling),
-        begun=branch[-1].by_kind if continuing else NO_TEXT,
-        drop_oldest=drop_oldest,
-    )
+    begun = NO_TEXT
+    if continuing:
+        begun = branch[-1].by_kind
+        branch = branch[:-1]
+    messages = prompt_messages(session, branch)
+    return Generate(id, messages, stored_options(session.sampling), begun=begun, drop_oldest=drop_oldest)
 
 
 def question_of(branch: SessionBranch, message_id: int | None) -> tuple[int, bool]:
@@ -109,8 +108,12 @@ def question_of(branch: SessionBranch, message_id: int | None) -> tuple[int, boo
     """
     if not branch.messages:
         raise UsageError("nothing was asked yet")
-    again = branch.messages[-1] if message_id is None else branch.message(message_id)
-    question = again.id if again.role == "user" else again.parent_id
+    again = branch.messages[-1]
+    if message_id is not None:
+        again = branch.message(message_id)
+    question = again.parent_id
+    if again.role == "user":
+        question = again.id
     if question is None:
         raise UsageError("no question stands before this answer")
     return question, any(message.parent_id == question for message in branch.messages)
@@ -127,7 +130,9 @@ def resampled(branch: SessionBranch, question: int, *, greedy: bool, later: int 
     seed = sampling.get("seed")
     if isinstance(seed, int):
         answer = next((message for message in branch.messages if message.parent_id == question), None)
-        existing = len(branch.store.alternatives(answer)) if answer is not None else 0
+        existing = 0
+        if answer is not None:
+            existing = len(branch.store.alternatives(answer))
         # The question's first answer has `seed`, each further one the next.
         sampling["seed"] = (seed + existing + later) % _SEEDS
     return sampling

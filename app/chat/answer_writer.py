@@ -45,7 +45,9 @@ class AnswerWriter:
     @property
     def active(self) -> Turn | None:
         """The generation, while its answer is written."""
-        return self.turn if self.turn is not None and self.turn.reason is None else None
+        if self.turn is None or self.turn.reason is not None:
+            return None
+        return self.turn
 
     @property
     def is_unstored(self) -> bool:
@@ -61,7 +63,9 @@ class AnswerWriter:
     def phase(self) -> AnswerPhase:
         if self.active is None:
             return "idle"
-        return "summarising" if self.active.summarising else self.active.phase
+        if self.active.summarising:
+            return "summarising"
+        return self.active.phase
 
     @property
     def repeats(self) -> bool:
@@ -132,7 +136,9 @@ class AnswerWriter:
         if metrics is not None and not turn.summarising:
             branch.context_tokens = tokens_held(metrics.prompt_tokens, metrics.completion_tokens, turn.reason)
         elif turn.phase != "waiting":
-            branch.context_tokens = min(turn.context_tokens, card.context_limit) if card else turn.context_tokens
+            branch.context_tokens = turn.context_tokens
+            if card is not None:
+                branch.context_tokens = min(turn.context_tokens, card.context_limit)
         if isinstance(event, Delta) and event.text and turn.answer is not None:
             self._steps[turn.answer.id] = turn.steps
             branch.messages = turn.grown(branch.messages)
@@ -161,10 +167,12 @@ class AnswerWriter:
         branch = self.branch
         try:
             turn.settle()
+            leaf = branch.leaf
             if turn.answer is not None:
-                self._steps.pop(turn.answer.id, None)  # stored with those of earlier parts
+                leaf = turn.answer.id
+                self._steps.pop(leaf, None)  # stored with those of earlier parts
             tokens = branch.context_tokens  # as counted by the engine; `reload` knows only those of stored figures
-            branch.reload(branch.leaf if turn.answer is None else turn.answer.id)
+            branch.reload(leaf)
             branch.context_tokens = tokens
         except DeletedError:  # by another process: not tried again
             self.turn = None

@@ -42,7 +42,9 @@ _MAX_ENTRIES = 20_000  # searched in a folder: a fraction of a second
 
 def unquoted(path: str) -> str:
     """Return a path without double quotes around it."""
-    return path[1:-1] if len(path) > 2 and path[0] == path[-1] == '"' else path
+    if len(path) > 2 and path[0] == path[-1] == '"':
+        return path[1:-1]
+    return path
 
 
 def parse_message(text: str, old: Message | None = None) -> tuple[str, tuple[Attachment, ...]]:
@@ -51,8 +53,10 @@ def parse_message(text: str, old: Message | None = None) -> tuple[str, tuple[Att
     old: the message that is edited. It keeps its attachments, except those whose mention was removed and those replaced
     by another of the same name.
     """
-    content, attachments = take_attachments(text, old.attachments if old else ())
-    if old is not None:
+    if old is None:
+        content, attachments = take_attachments(text)
+    else:
+        content, attachments = take_attachments(text, old.attachments)
         replaced = {attachment.name for attachment in attachments}
         dropped = _mentioned_names(old.content) - _mentioned_names(content)
         stored = (
@@ -158,16 +162,20 @@ def with_attachments(content: str, attachments: Sequence[Attachment]) -> str:
         longest = max((len(run) for run in re.findall("`+", attachment.text)), default=0)
         fence = "`" * max(3, longest + 1)
         parts.append(f"File {attachment.name}:\n{fence}\n{attachment.text.rstrip()}\n{fence}")
-    return "\n\n".join([*parts, content]) if content else "\n\n".join(parts)
+    if content:
+        parts.append(content)
+    return "\n\n".join(parts)
 
 
 def _mentioned_names(text: str) -> set[str]:
     """Return all paths that mentions could mean."""
-    return {
-        form
-        for match in _MENTION.finditer(text)
-        for form in ([match["quoted"]] if match["quoted"] else [match["bare"], match["bare"].rstrip(_TRAILING)])
-    }
+    names = set()
+    for match in _MENTION.finditer(text):
+        if match["quoted"]:
+            names.add(match["quoted"])
+        else:
+            names |= {match["bare"], match["bare"].rstrip(_TRAILING)}
+    return names
 
 
 def _mentioned(match: re.Match[str]) -> str | None:
@@ -219,11 +227,16 @@ def files_of(name: str) -> list[str] | None:
         path = Path(name).expanduser()
         if path.is_file():
             return None
-        folder = path.is_dir()
-        paths = sorted(islice(_below(path) if folder else _fitting(path), MAX_FILES + 1))
+        is_folder = path.is_dir()
+        files = _fitting(path)
+        if is_folder:
+            files = _below(path)
+        paths = sorted(islice(files, MAX_FILES + 1))
     except (OSError, RuntimeError, ValueError):
         return None
-    return paths if paths or folder else None
+    if not paths and not is_folder:
+        return None
+    return paths
 
 
 def _fitting(pattern: Path) -> Iterator[str]:

@@ -56,7 +56,7 @@ class Candidates(ParallelAnswers):
         if answer is not None and answer.answer is None:
             raise UsageError(f"{answer.name} has said nothing")
         self.close()
-        self._activate(answer.leaf if answer is not None else self._before)
+        self._activate(answer)
 
     def _submit(self, answer: ParallelAnswer) -> None:
         super()._submit(answer)

@@ -14,9 +14,9 @@ from headrace.app.answer.options import GRAMMARS, AnswerOptions
 from headrace.app.answer.phrases import sampling_in_effect
 from headrace.app.chat.attachments import parse_message, unquoted
 from headrace.app.chat.conversation import Conversation
-from headrace.app.chat.parameters import PARAMETERS, read_parameter, write_parameter
+from headrace.app.chat.parameters import PARAMETERS, read_parameter, read_system, write_parameter
 from headrace.app.config.bounded_input import is_schema, read_grammar_file
-from headrace.app.sessions.records import Message, Role
+from headrace.app.sessions.records import Message
 from headrace.runtime.errors import UsageError
 
 Function = TypeVar("Function")
@@ -58,8 +58,10 @@ class Command:
     @property
     def about(self) -> str:
         """Return the help with the aliases."""
+        if not self.aliases:
+            return self.help
         aliases = ", ".join(f"/{alias}" for alias in self.aliases)
-        return f"{self.help}; also {aliases}" if aliases else self.help
+        return f"{self.help}; also {aliases}"
 
     @property
     def needs_argument(self) -> bool:
@@ -198,7 +200,7 @@ def set_system(conversation: Conversation, text: str) -> str:
     if not text:
         system = conversation.session.system or "none"
         return f"system prompt: {system}\n{set_parameter(conversation, '')}"
-    conversation.branch.set_system("" if text == "none" else text)
+    conversation.branch.set_system(read_system(text))
     return f"system prompt set, {_LATER}"
 
 
@@ -228,11 +230,16 @@ def set_schema(conversation: Conversation, argument: str) -> str:
     """
     if not argument:
         schema = conversation.session.sampling.get("schema")
-        return "no schema" if schema is None else f"schema: {schema:.200}"
+        if schema is None:
+            return "no schema"
+        return f"schema: {schema:.200}"
     if argument == "off":
         conversation.branch.set_sampling(dict.fromkeys(GRAMMARS))
         return f"no schema, {_LATER}"
-    options = AnswerOptions.read({"schema": argument if is_schema(argument) else read_grammar_file(argument)})
+    schema = argument
+    if not is_schema(argument):
+        schema = read_grammar_file(argument)
+    options = AnswerOptions.read({"schema": schema})
     options.grammar_source()  # refused now, not at the next message
     # None removes the schema or grammar that was set before.
     conversation.branch.set_sampling(dict.fromkeys(GRAMMARS) | options.stored())
@@ -285,18 +292,18 @@ def switch_branch(conversation: Conversation, direction: str) -> None:
 
 def message_to_edit(conversation: Conversation, which: str) -> Message:
     """Return the last user message, or with `answer` the last answer. Raises UsageError."""
-    role: Role = "assistant" if which == "answer" else "user"
-    message = next((message for message in reversed(conversation.messages) if message.role == role), None)
-    if message is None:
-        raise UsageError("there is nothing to edit yet")
-    return message
+    if which == "answer":
+        return conversation.branch.last("assistant")
+    return conversation.branch.last("user")
 
 
 def undo_trimming(conversation: Conversation) -> str:
     """Undo the latest change of the messages left out."""
     conversation.undo_trimming()
     left = conversation.branch.not_sent
-    return f"{left} messages are left out" if left else "all messages are sent again"
+    if not left:
+        return "all messages are sent again"
+    return f"{left} messages are left out"
 
 
 def summary_to_edit(conversation: Conversation) -> str:
@@ -317,7 +324,9 @@ def attach(path: str) -> tuple[str, str]:
     """Return the line that attaches a path's files to a message, and their name or number. Raises UsageError."""
     line = f"/file {path}\n"
     _, attachments = parse_message(line)
-    return line, attachments[0].name if len(attachments) == 1 else f"{len(attachments)} files"
+    if len(attachments) == 1:
+        return line, attachments[0].name
+    return line, f"{len(attachments)} files"
 
 
 def export_session(conversation: Conversation, session_id: str, name: str) -> str:

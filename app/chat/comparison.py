@@ -17,7 +17,7 @@ from headrace.app.chat.answer_setup import AnswerSetup
 from headrace.app.chat.attachments import parse_message
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.parallel_answers import ModelEngine, ParallelAnswer, ParallelAnswers
-from headrace.app.chat.parameters import PARAMETERS, read_parameter
+from headrace.app.chat.parameters import PARAMETERS, read_parameter, read_system
 from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.sessions.records import Message
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from headrace.app.config.presets import Preset
 
 _PARAMETERS = {parameter.name for parameter in PARAMETERS}
+_TEMPERATURES = {0.0: "0, greedy", 0.7: "0.7", 1.2: "1.2"}  # suggested, with their words
 _SETUP_HINT = "as in /compare qwen3-0.6b, /compare temperature=0.2, /compare preset=NAME system=TEXT"
 
 
@@ -78,7 +79,7 @@ class Comparison(ParallelAnswers):
     @property
     def running(self) -> ParallelAnswer | None:
         """The answer that is being loaded or written."""
-        return self._running[0] if self._running else None
+        return next(iter(self._running), None)
 
     def ask(self, text: str) -> None:
         """Ask A and B on their own branches. Raises UsageError, EngineError, SessionError."""
@@ -100,8 +101,8 @@ class Comparison(ParallelAnswers):
             if not answer.messages:
                 raise UsageError("nothing was asked yet")
         for answer in self.answers:
-            question = next((m for m in reversed(answer.messages) if m.role == "user"), None)
-            answer.branch.reload(question.id if question is not None else None)
+            question = next((message.id for message in reversed(answer.messages) if message.role == "user"), None)
+            answer.branch.reload(question)
         self._ask([answer for answer in self.answers if answer.messages])
 
     def take(self, answer: ParallelAnswer | None) -> None:
@@ -114,7 +115,7 @@ class Comparison(ParallelAnswers):
             store.set_model(session.id, answer.setup.model)
             store.set_system(session.id, answer.setup.system)
             store.set_sampling(session.id, answer.setup.sampling)
-        self._activate(answer.leaf if answer is not None else self._before)
+        self._activate(answer)
         up = conversation.engine.state in ("loading", "ready")
         if not up or self._main.model != AnswerSetup.of(conversation.session).model_name:
             conversation.load_model()
@@ -248,7 +249,7 @@ def _changed(setup: AnswerSetup, name: str, value: str, presets: "Mapping[str, P
     if name == "model":
         return replace(setup, model=value or None)
     if name == "system":
-        return replace(setup, system="" if value == "none" else value)
+        return replace(setup, system=read_system(value))
     if name == "preset":
         from headrace.app.config.presets import chosen_preset
 
@@ -265,9 +266,9 @@ def suggested_setups(session: AnswerSetup, temperature: float) -> list[tuple[str
 
     other = [(f"another model: {name}", name) for name in Store().names() if name != session.model_name]
     presets = [(f"the preset {name}", f"preset={shlex.quote(name)}") for name in load_presets()]
-    warmth = [
-        (f"the same model at temperature {value:g}" + (", greedy" if not value else ""), f"temperature={value:g}")
-        for value in (0.0, 0.7, 1.2)
+    temperatures = [
+        (f"the same model at temperature {words}", f"temperature={value:g}")
+        for value, words in _TEMPERATURES.items()
         if value != temperature
     ]
-    return [*other, *presets, *warmth, ("the same setup again", "")]
+    return [*other, *presets, *temperatures, ("the same setup again", "")]

@@ -48,9 +48,12 @@ class ContextQuestion:
     @property
     def text(self) -> str:
         """The question in words."""
+        newest = "your message"
+        if self.during_answer:
+            newest = "this answer"
         return (
-            f"{'With this answer' if self.during_answer else 'With your message'} the conversation has "
-            f"{self.tokens:,} tokens; the context holds {self.limit:,}, answer included. "
+            f"With {newest} the conversation has {self.tokens:,} tokens; "
+            f"the context holds {self.limit:,}, answer included. "
             "Nothing is removed without your choice."
         )
 
@@ -89,10 +92,14 @@ class ContextTrimming:
         if turns > 1 and last_turn_fits:
             self.question = ContextQuestion(tokens, limit, during_answer, leaf.id)
             return None
-        summarised = branch.session.summary and branch.not_sent
-        why = "there is only the summary before it" if summarised else "nothing older is left to drop"
-        if turns > 1:
-            why = "the last turn alone fills it" if during_answer else "this message alone does not fit"
+        if turns > 1 and during_answer:
+            why = "the last turn alone fills it"
+        elif turns > 1:
+            why = "this message alone does not fit"
+        elif branch.session.summary and branch.not_sent:
+            why = "there is only the summary before it"
+        else:
+            why = "nothing older is left to drop"
         self.take_back(leaf)
         return context_full_notice(tokens, limit, why)
 
@@ -104,7 +111,9 @@ class ContextTrimming:
             branch.store.take_back(leaf)
             branch.reload(leaf.parent_id)
             content, typed_text = self.typed
-            self.returned = typed_text if content == leaf.content else leaf.content
+            self.returned = leaf.content
+            if content == leaf.content:
+                self.returned = typed_text
 
     def dropped(self, count: int) -> None:
         """Store that the engine left out the first `count` messages of the prompt."""
@@ -127,7 +136,10 @@ class ContextTrimming:
         """Undo the latest trimming; all trimming of earlier runs is undone in one step."""
         if not self._branch.not_sent and not self._history:
             raise UsageError("all messages are sent: there is nothing to undo")
-        before, summary = self._history.pop() if self._history else (None, "")
+        before: int | None = None
+        summary = ""
+        if self._history:
+            before, summary = self._history.pop()
         self._branch.session = self._branch.store.set_prompt_from(self._branch.session.id, before, summary)
 
     def reset(self) -> None:

@@ -17,10 +17,13 @@ def begins_line(text: str) -> bool:
 def with_new_line(text: str) -> str:
     """Return the text with a new line at its end, in place of a trailing backslash."""
     in_quotes = text.startswith(QUOTES) and text.count(QUOTES) % 2
-    return (text if in_quotes else text.removesuffix("\\")) + "\n"
+    if not in_quotes:
+        text = text.removesuffix("\\")
+    return f"{text}\n"
 
 
 def unquoted_lines(text: str) -> str:
     """Return the text between triple quotes around all of it, else the text as it is."""
-    is_quoted = text.startswith(QUOTES) and text.rstrip().endswith(QUOTES) and text.count(QUOTES) == 2
-    return text.rstrip().removeprefix(QUOTES).removesuffix(QUOTES).strip("\n") if is_quoted else text
+    if text.startswith(QUOTES) and text.rstrip().endswith(QUOTES) and text.count(QUOTES) == 2:
+        return text.rstrip().removeprefix(QUOTES).removesuffix(QUOTES).strip("\n")
+    return text

@@ -94,7 +94,7 @@ class Conversation:
         """session: None creates one. spec: of each of its models, but for the name."""
         self.engine = engine
         self.store = store
-        self.branch = SessionBranch(store, session if session is not None else store.create())
+        self.branch = SessionBranch(store, session or store.create())
         self.writer = AnswerWriter(engine, self.branch)
         self.trimming = ContextTrimming(self.branch)
         self.unsent = UnsentMessage()
@@ -161,7 +161,10 @@ class Conversation:
     @property
     def temperature(self) -> float | None:
         """The temperature in effect; None while the model's is unknown."""
-        value = self.effective.get("temperature", None if self.engine.card is None else 0.0)
+        settings = self.effective
+        if self.engine.card is not None:  # neither session nor model sets one: greedy
+            settings.setdefault("temperature", 0.0)
+        value = settings.get("temperature")
         return value if isinstance(value, float | int) else None
 
     @property
@@ -177,13 +180,14 @@ class Conversation:
         content, attachments = parse_message(text)
         counted = self.unsent.count_of(text)
         if counted is not None:
-            first = all(message.role != "user" for message in self.messages[self.branch.not_sent :])
-            needed = counted.tokens if first else counted.message  # older turns could be dropped
+            needed = counted.message  # older turns could be dropped
+            if all(message.role != "user" for message in self.messages[self.branch.not_sent :]):
+                needed = counted.tokens
             if needed > counted.longest:
                 limit = self.context_limit or counted.longest
                 raise UsageError(context_full_notice(needed, limit, "shorten the message"))
         self.trimming.typed = content, text
-        return self._add_and_ask(self.messages[-1].id if self.messages else None, content, attachments)
+        return self._add_and_ask(self.branch.last_id, content, attachments)
 
     def prefetch(self, text: str, *, count_only: bool = False) -> None:
         """Have the engine count, and prefill, the prompt that sending `text` would make."""
@@ -200,8 +204,11 @@ class Conversation:
         """
         self._prepare_to_ask()
         question, answered = question_of(self.branch, message_id)
-        self._ask(question, sampling=resampled(self.branch, question, greedy=self.greedy) if answered else None)
-        if answered and self.greedy:
+        if not answered:
+            self._ask(question)
+            return
+        self._ask(question, sampling=resampled(self.branch, question, greedy=self.greedy))
+        if self.greedy:
             self.notice = WARMER
 
     def resamplings(self, count: int) -> tuple[int, list[dict[str, object]]]:

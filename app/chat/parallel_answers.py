@@ -58,7 +58,7 @@ class ParallelAnswer(AnswerWriter):
     @property
     def leaf(self) -> int | None:
         """Id of its last message."""
-        return self.messages[-1].id if self.messages else None
+        return self.branch.last_id
 
     @property
     def effective(self) -> dict[str, object]:
@@ -68,8 +68,9 @@ class ParallelAnswer(AnswerWriter):
     @property
     def answer(self) -> Message | None:
         """The last message if it is an answer, complete or not."""
-        last = self.messages[-1] if self.messages else None
-        return last if last is not None and last.role == "assistant" else None
+        if self.messages and self.messages[-1].role == "assistant":
+            return self.messages[-1]
+        return None
 
     def end(self, reason: str) -> None:
         self.pending = None
@@ -114,7 +115,7 @@ class ParallelAnswers(ABC):
         self._main = ModelEngine(conversation.engine, loaded_model)
         self._engines: dict[ParallelAnswer, ModelEngine] = {}  # by answer; most share the main one
         # The last message of the conversation's branch, to which `take(None)` returns.
-        self._before = conversation.messages[-1].id if conversation.messages else None
+        self._before = conversation.branch.last_id
 
     @property
     def phase(self) -> AnswerPhase:
@@ -124,7 +125,9 @@ class ParallelAnswers(ABC):
             return "answering"
         if "prefill" in phases:
             return "prefill"
-        return "waiting" if phases else "idle"
+        if phases:
+            return "waiting"
+        return "idle"
 
     def stop(self) -> None:
         """Cancel the answers that run; their text is kept as partial, and others of the queue are next."""
@@ -310,9 +313,12 @@ class ParallelAnswers(ABC):
         except SessionError as error:
             self.notice = one_line(str(error), error.hint)
 
-    def _activate(self, leaf: int | None) -> None:
-        """Show the branch that ends with this message in the conversation, or the rest of a deleted one."""
+    def _activate(self, answer: ParallelAnswer | None) -> None:
+        """Show this answer's branch in the conversation, or the rest of a deleted one; None: the branch of before."""
         branch = self._conversation.branch
+        leaf = self._before
+        if answer is not None:
+            leaf = answer.leaf
         try:
             if leaf is not None:
                 self._store.activate(self._store.message(leaf))

@@ -61,6 +61,13 @@ def read_parameter(name: str, text: str) -> object:
     return AnswerOptions.read({parameter.name: value}).stored()[parameter.name]
 
 
+def read_system(text: str) -> str:
+    """Return a system prompt as it is typed: `none` is no prompt."""
+    if text == "none":
+        return ""
+    return text
+
+
 def write_parameter(name: str, values: Mapping[str, object]) -> str:
     """Return a parameter's value as text, empty if it is not set."""
     value = values.get(name)

@@ -50,7 +50,9 @@ def prompt_messages(
     head = session.system
     if session.summary and first_sent(session, branch):
         head = f"{head}\n\n{_SUMMARY_HEAD}\n{session.summary}".strip()
-    messages: ChatMessages = [{"role": "system", "content": head}] if head else []
+    messages: ChatMessages = []
+    if head:
+        messages.append({"role": "system", "content": head})
     for run in runs(session, branch):
         texts = [with_attachments(message.by_kind.content, message.attachments) for message in run]
         thinking = [message.by_kind.thinking for message in run if message.by_kind.thinking is not None]
@@ -62,7 +64,9 @@ def prompt_messages(
 
 def summary_tokens(limit: int | None) -> int:
     """Return the longest summary in tokens; limit: of the context."""
-    return _SUMMARY_TOKENS if limit is None else min(_SUMMARY_TOKENS, max(1, limit // _SUMMARY_SHARE))
+    if limit is None:
+        return _SUMMARY_TOKENS
+    return min(_SUMMARY_TOKENS, max(1, limit // _SUMMARY_SHARE))
 
 
 def summary_messages(session: Session, branch: Sequence[Message], tokens: int) -> ChatMessages:

@@ -12,6 +12,9 @@ from headrace.app.sessions.records import Draft, Message, Role, Session
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import UsageError
 
+# Errors for a branch without a message of this role.
+_NONE_YET: Mapping[Role, str] = {"user": "nothing was asked yet", "assistant": "there is no answer yet"}
+
 
 @dataclass(frozen=True, slots=True)
 class Alternatives:
@@ -45,7 +48,9 @@ class SessionBranch:
         """Read the session and the branch that ends with `leaf` from the store; None is an empty branch."""
         self.session = self.store.session(self.session.id)
         self.leaf = leaf
-        self.messages = self.store.branch(self.session.id, leaf) if leaf is not None else []
+        self.messages = []
+        if leaf is not None:
+            self.messages = self.store.branch(self.session.id, leaf)
         # One process holds one session: this locks it, and releases the lock of the session that was open before.
         self.shared = self.store.hold(self.session.id)
         self.context_tokens = cached_tokens(self.messages)
@@ -54,6 +59,13 @@ class SessionBranch:
         """Continue in a new, empty session with the same settings."""
         self.session = new_session(self.store, self.session)
         self.reload(None)
+
+    @property
+    def last_id(self) -> int | None:
+        """Id of the last message, the growing answer included; None for an empty branch."""
+        if not self.messages:
+            return None
+        return self.messages[-1].id
 
     @property
     def not_sent(self) -> int:
@@ -72,7 +84,7 @@ class SessionBranch:
         for message in reversed(self.messages):
             if message.role == role:
                 return message
-        raise UsageError("there is no answer yet" if role == "assistant" else "nothing was asked yet")
+        raise UsageError(_NONE_YET[role])
 
     def alternatives(self, message_id: int) -> Alternatives:
         """Return the alternatives at a message of the branch, only itself if another process deleted it."""
@@ -102,8 +114,10 @@ class SessionBranch:
     def remove(self, message_id: int) -> None:
         """Remove a message of any branch and all that follow it."""
         session = self.store.remove(self.store.message(message_id))
-        active = any(message.id == message_id for message in self.messages)
-        self.reload(session.active_leaf if active else self.leaf)
+        leaf = self.leaf
+        if any(message.id == message_id for message in self.messages):
+            leaf = session.active_leaf
+        self.reload(leaf)
 
     def rename(self, title: str) -> None:
         self.session = self.store.rename(self.session.id, title)
@@ -132,9 +146,11 @@ def cached_tokens(branch: list[Message]) -> int:
 
 
 def tokens_held(prompt: int, completion: int, reason: str | None) -> int:
-    """Return the tokens of prompt and answer in the KV cache: the last token of a cut-off answer was never fed."""
-    never_fed = 0 if reason == "stop" else 1
-    return prompt + completion - never_fed
+    """Return the tokens of prompt and answer in the KV cache."""
+    tokens = prompt + completion
+    if reason != "stop":  # the last token of a cut-off answer was never fed
+        tokens -= 1
+    return tokens
 
 
 def new_session(store: SessionStore, before: Session) -> Session:

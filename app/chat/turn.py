@@ -69,7 +69,7 @@ class Turn:
         self.dropping = dropping
         self.phase: TurnPhase = "waiting"
         self.context_tokens = 0
-        self.answer = leaf if continuing and not summarising else None
+        self.answer: Message | None = None
         self.summary = ""
         self.repeats = False
         self.steps = AnswerSteps()
@@ -78,16 +78,20 @@ class Turn:
         self.reason: str | None = None
         self.is_stored = False
         self.metrics: Summary | None = None
-        self._old_length = len(leaf.content) if continuing else 0
+        self._old_length = 0
         self._has_text = False
-        self._written = leaf.by_kind if continuing else NO_TEXT  # all text of the message
+        self._written = NO_TEXT  # all text of the message
         self._system = system
         self._store = store
         self._unsaved = ""  # text of `answer` that is not in the store yet
         self._durable_at = time.monotonic()
         self._retry_at = float("-inf")
-        if self.answer is not None:
-            store.reopen(leaf)
+        if continuing:
+            self._old_length = len(leaf.content)
+            self._written = leaf.by_kind
+            if not summarising:
+                self.answer = leaf
+                store.reopen(leaf)
 
     def handle(self, event: Event) -> None:
         """Update the attributes, the text and the end. Raises SessionError if the message cannot be created."""
@@ -137,8 +141,9 @@ class Turn:
         """Return the branch with the answer at its end, as far as it is written."""
         if self.answer is None:
             return list(branch)
-        is_shown = branch[-1].id == self.answer.id
-        return [*(branch[:-1] if is_shown else branch), self.answer]
+        if branch[-1].id == self.answer.id:
+            branch = branch[:-1]
+        return [*branch, self.answer]
 
     def end(self, reason: str, summary: Summary | None = None) -> None:
         """Set the end, which `save` and `settle` store."""
@@ -178,11 +183,15 @@ class Turn:
             self._append("", Kinds())
         self._grow()
         if self.answer is not None:
-            unchanged = self.continuing and len(self.answer.content) == self._old_length
-            metrics = self.leaf.metrics if unchanged else self.metrics
+            metrics = self.metrics
             steps = None
-            if not unchanged and self.steps.texts:
-                steps = self.steps.joined_to(self._store.steps(self.leaf) if self.continuing else None)
+            if self.continuing and len(self.answer.content) == self._old_length:  # nothing was added
+                metrics = self.leaf.metrics
+            elif self.steps.texts:
+                before = None
+                if self.continuing:
+                    before = self._store.steps(self.leaf)
+                steps = self.steps.joined_to(before)
             kinds = self.answer.by_kind.ended().kinds
             self._store.finish(self.answer.id, reason, metrics, partial=reason != "stop", steps=steps, kinds=kinds)
         self.is_stored = True

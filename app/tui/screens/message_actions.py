@@ -206,11 +206,7 @@ class MessageActions:
         self._view.pick("open which link in the browser?", addresses, lambda n: self._open(addresses[n]), always=True)
 
     def _last_answer(self) -> Message:
-        messages = self._state.conversation.messages
-        answer = next((message for message in reversed(messages) if message.role == "assistant"), None)
-        if answer is None:
-            raise UsageError("there is no answer yet")
-        return answer
+        return self._state.conversation.branch.last("assistant")
 
     def _open(self, address: str) -> None:
         if open_address(address):
