@@ -1,6 +1,8 @@
 """Loading a model directory: network, tokenizer, context limit and generation defaults.
 
 Headers are checked first, then memory; only then are weights read.
+
+Guard: tests/models/loading/test_load.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -385,7 +387,7 @@ def _decoder(
     checkpoint: Checkpoint, config: DecoderConfig, dtype: mx.Dtype, requantize: Quantization | None, kv: KVFormat
 ) -> "Decoder":
     """Return headrace's own decoder, with its weights."""
-    from headrace.models.network.long_rope_decoder import make_decoder
+    from headrace.models.network.make_decoder import make_decoder
     from headrace.models.network.parameters import Parameters
 
     kernels = ops.select()

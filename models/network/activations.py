@@ -1,6 +1,9 @@
 """Bits of rounded activations: 16, or 8 for a prompt's rows, on the native kernels (docs/kernels.md).
 
-`--activations` asks for them; `models.loading` calls `with_activations` once the network is loaded.
+`--activations` asks for them; `models.loading` calls `with_activations` once the network is loaded. Layers that run as
+one node are the only ones that round to 8 bits, so the decoder's groups of layers are read here.
+
+Guard: tests/models/network/test_activations.py.
 """
 
 from headrace.models.network.decoder import Decoder
@@ -8,6 +11,8 @@ from headrace.models.network.long_rope_decoder import long_rope
 from headrace.runtime.config import environment
 from headrace.runtime.errors import UsageError
 from headrace.runtime.network import Network
+
+_WIDTHS = {2, 4, 8}  # bits of weights that the kernels multiply by 8-bit activations; others meet 16 bits
 
 
 def with_activations(network: Network, wanted: int) -> Network:
@@ -17,7 +22,7 @@ def with_activations(network: Network, wanted: int) -> Network:
     """
     if wanted == network.activations:
         return network
-    if wanted == 16:
+    if wanted == 16:  # it has 8 now, so `unsupported` found no reason
         assert isinstance(network, Decoder)
         return network.with_activations(16)
     reason = unsupported(network)
@@ -43,7 +48,10 @@ def unsupported(network: Network) -> str | None:
 
 
 def rounded_widths(network: Decoder) -> set[int]:
-    """Return the bits of weights that meet rounded activations in layers that run as one node."""
+    """Return the bits of weights that meet rounded activations in layers that run as one node.
+
+    Mixers and experts keep 16 bits, and codes of mxfp8 are floats, which meet no rounded activations.
+    """
     fused = [layer for part, node in network._layer_groups if node is not None for layer in network._layers[part]]
     weights = [
         weight
@@ -52,4 +60,4 @@ def rounded_widths(network: Decoder) -> set[int]:
         for weight in (*layer.qkv, layer.output, *layer.gate_up, layer.down)
         if weight is not None and weight.mode != "mxfp8"
     ]
-    return {weight.bits for weight in weights} & {2, 4, 8}  # widths of the kernels with 8-bit activations
+    return {weight.bits for weight in weights} & _WIDTHS

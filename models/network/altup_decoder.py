@@ -9,6 +9,8 @@ AltUp is arXiv:2301.13310. A layer predicts all streams, computes the first, and
 A and C are linear functions of the router's S numbers. A layer's own input is added to all streams but the first.
 
 Dimensions: B sequences, T new tokens, S streams, E hidden size, L layers, P size of a layer's own input.
+
+Guard: tests/parity/test_transformers.py.
 """
 
 import mlx.core as mx

@@ -2,6 +2,8 @@
 
 Sizes come from loaded arrays here, and from headers, configs and catalogs in `models.cost`. Formulas: see
 `runtime.metrics.cost`.
+
+Guard: tests/models/cost/test_costs.py.
 """
 
 from collections import Counter

@@ -1,41 +1,19 @@
-"""The decoder with LongRoPE (arXiv:2402.13753), see `models.network.long_rope`, and the choice between all decoders.
+"""The decoder with LongRoPE (arXiv:2402.13753), made by `make_decoder`.
 
-`models.loading` calls `make_decoder`; ranks make theirs in `loading.rank_part`.
+`models.network.long_rope` decides which factors apply, and which tokens are fed again. A pass has one row: rows may
+need different factors. tests/parity/test_transformers.py compares logits on both sides of the original context.
 """
 
 import mlx.core as mx
 
 from headrace.models.architectures.config import DecoderConfig, RopeConfig
-from headrace.models.network.altup_decoder import AltUpDecoder
-from headrace.models.network.block_residual_decoder import BlockResidualDecoder
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.long_rope import TokenHistory
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.rope import make_rope
-from headrace.models.network.rwkv_decoder import RwkvDecoder
 from headrace.runtime.kv.backend import KVBackend, KVOptions
 from headrace.runtime.kv.cache import KVPass, PassRow
 from headrace.runtime.ops import Ops
-from headrace.runtime.ops.kv_format import KVFormat
-
-
-def make_decoder(
-    config: DecoderConfig, parameters: Parameters, ops: Ops, dtype: mx.Dtype, kv: KVFormat | None = None
-) -> Decoder:
-    """Return the decoder of `config`, with K/V in `kv` (`models.network.stored_kv`; None: the default of `ops`).
-
-    Raises CheckpointError for tensors that do not fit.
-    """
-    if config.altup is not None:
-        return AltUpDecoder(config, parameters, ops, dtype, kv)
-    if config.block_layers:
-        return BlockResidualDecoder(config, parameters, ops, dtype, kv)
-    if any(layer.mixer is not None and layer.mixer.time_mix is not None for layer in config.layers):
-        return RwkvDecoder(config, parameters, ops, dtype, kv)
-    rope = long_rope(config)
-    if rope is not None:
-        return LongRopeDecoder(config, parameters, ops, dtype, rope)
-    return Decoder(config, parameters, ops, dtype, kv)
 
 
 def long_rope(config: DecoderConfig) -> RopeConfig | None:
@@ -51,7 +29,7 @@ class LongRopeDecoder(Decoder):
         self, config: DecoderConfig, parameters: Parameters, ops: Ops, dtype: mx.Dtype, rope: RopeConfig
     ) -> None:
         super().__init__(config, parameters, ops, dtype)
-        self.pages = False
+        self.pages = False  # no blocks: see `kv_backend`
         self._history = TokenHistory(int((rope.scaling or {})["original_max_position_embeddings"]))
         self._long = self.with_rope(make_rope(rope, config.head_dim, config.context_length, long=True))
 
@@ -64,7 +42,7 @@ class LongRopeDecoder(Decoder):
     def with_ops(self, ops: Ops) -> "LongRopeDecoder":
         twin = super().with_ops(ops)
         assert isinstance(twin, LongRopeDecoder)
-        twin._long = Decoder.with_ops(self._long, ops)
+        twin._long = Decoder.with_ops(self._long, ops)  # not its own: `_long` is a copy of this class without `_long`
         return twin
 
     def embed(self, tokens: mx.array) -> mx.array:
@@ -85,6 +63,7 @@ class LongRopeDecoder(Decoder):
         long, again = self._history.append(cache, x)
         if again:
             cache.restart()
+            # Passes of their own, without logits; the row's own pass follows, with room for its entries again.
             for tokens in again:
                 feeding = BufferPass([PassRow(cache, tokens.shape[1], "prefill", output=False)])
                 self._run(tokens, feeding, long)

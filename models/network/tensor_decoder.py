@@ -5,7 +5,10 @@ and a dense feed-forward have norms of their own, and one more for norms over th
 stream has the same bits on every rank.
 
 `loading.rank_part` makes it. Rank 0's engine runs passes as with any network, the others run `follow` for each pass.
-Every rank has to call the group's sums in the same order: a sum that one leaves out stops all of them.
+Every rank has to call the group's sums in the same order: a sum that one leaves out stops all of them. Methods with an
+underscore override `Decoder`'s, so a change of its `_fuse`, `_look_up`, `_add` or `_add_experts` is one here, too.
+Guard: tests/models/network/test_ranks.py compares every family with one machine.
+
 Dimensions: B sequences, T new tokens, E hidden size, V vocabulary.
 """
 
@@ -32,7 +35,7 @@ class TensorDecoder(Decoder):
         self, part: TensorPart, parameters: Parameters, ops: Ops, dtype: mx.Dtype, kv: KVFormat | None, group: Group
     ) -> None:
         self._group = group
-        self._first = part.rank == 0
+        self._is_first = part.rank == 0
         # Adds the other parts within the node of all layers. Norms over the heads of all ranks need sums between them.
         self._peer: kernels.Peer | None = None
         super().__init__(part.config, parameters, ops, dtype, kv)
@@ -88,7 +91,7 @@ class TensorDecoder(Decoder):
 
     def _own(self, mixture: Mixture | None) -> Mixture | None:
         """Return a layer's experts for this rank: those of rank 0 alone add the residual stream."""
-        if mixture is None or self._first:
+        if mixture is None or self._is_first:
             return mixture
         return replace(mixture, residual=False)
 
@@ -121,7 +124,7 @@ class TensorDecoder(Decoder):
         ops = self._ops
         # This rank's part of the sum.
         (result, weight), *others = products
-        if self._first and post_norm is None:  # else a norm of the sum comes before x
+        if self._is_first and post_norm is None:  # else a norm of the sum comes before x
             partial = ops.linear_add(result, weight, x)
         else:
             partial = ops.linear(result, weight)

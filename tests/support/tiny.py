@@ -14,7 +14,7 @@ from headrace.models.architectures.read import decoder_config
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.checkpoint.text_part import text_part
 from headrace.models.network.decoder import Decoder
-from headrace.models.network.long_rope_decoder import make_decoder
+from headrace.models.network.make_decoder import make_decoder
 from headrace.models.network.parameters import Parameters
 from headrace.runtime.metrics.cost import FLOAT_MODES
 from headrace.runtime.ops import Ops, native, reference

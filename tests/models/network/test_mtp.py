@@ -16,7 +16,7 @@ from headrace.models.loading.keep_quantized import keep_quantized
 from headrace.models.loading.load import sized_network
 from headrace.models.mlx_lm.network import MlxLmNetwork, MtpNetwork, add_head
 from headrace.models.network.head_decoder import HeadDecoder, add_own_head
-from headrace.models.network.long_rope_decoder import make_decoder
+from headrace.models.network.make_decoder import make_decoder
 from headrace.models.network.mtp import head_tensors
 from headrace.models.network.parameters import Parameters
 from headrace.models.registry.resolve import resolve
