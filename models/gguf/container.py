@@ -2,6 +2,8 @@
 
 A split model has its metadata in the first file of a set, and tensors in all of them. `header` has checked every
 number by then; values are read through `metadata.Metadata`, and weights by `convert` and `parts`.
+
+Guards: tests/models/gguf/test_container.py and test_split.py.
 """
 
 import mmap
@@ -32,10 +34,10 @@ class RawTensor:
 _Content = tuple[dict[str, Value], dict[str, RawTensor]]
 """Metadata and tensors of one file."""
 
-# Bytes of a remote file that are read for its header at a time: as many as before, within these bounds.
+# Bytes of a remote file that the next read of its header asks for: as many as were read, within these bounds.
 _LEAST_BYTES = 1 << 20
 _MOST_BYTES = 4 << 20
-_MOST_VALUES = 1 << 20  # bytes of a tensor that becomes part of a config
+_MOST_VALUES = 1 << 20  # bytes of a tensor whose values are read from a remote file; factors of a rope have a few KiB
 
 
 @dataclass(frozen=True)
@@ -81,12 +83,12 @@ def _joined(paths: list[Path], contents: Iterable[_Content]) -> Container:
     """Return one container of the files of a set."""
     metadata: dict[str, Value] = {}
     tensors: dict[str, RawTensor] = {}
-    for number, (part, (first, more)) in enumerate(zip(paths, contents, strict=True)):
-        _check_part(part, first, number, len(paths))
-        if both := tensors.keys() & more.keys():
+    for number, (part, (part_metadata, part_tensors)) in enumerate(zip(paths, contents, strict=True)):
+        _check_part(part, part_metadata, number, len(paths))
+        if both := tensors.keys() & part_tensors.keys():
             raise CheckpointError(f"{part.name}: tensor {min(both)} is in another part, too")
-        metadata = metadata or first
-        tensors |= more
+        metadata = metadata or part_metadata  # the model's is in the first file, those of others describe the part
+        tensors |= part_tensors
     stated = metadata.get("split.tensors.count", len(tensors))
     if stated != len(tensors):
         raise CheckpointError(f"{paths[0].name}: its parts have {len(tensors)} tensors, not {stated!r:.20}")
@@ -106,13 +108,16 @@ def _check_part(path: Path, metadata: Mapping[str, Value], number: int, count: i
 
 
 def forget(tensor: RawTensor) -> None:
-    """Take the pages of a mapped tensor out of this process's memory."""
-    whole = tensor.data.base  # the file, see `_read`
+    """Take the pages of a mapped tensor out of this process's memory. A later access reads them from the file again.
+
+    A tensor of a remote file, whose data are no map, stays as it is.
+    """
+    whole = tensor.data.base  # an array of the mapped file, see `_read`
     mapped = whole.base.obj if isinstance(whole, np.ndarray) and isinstance(whole.base, memoryview) else None
     if not isinstance(mapped, mmap.mmap) or not isinstance(whole, np.ndarray):
         return
     offset = tensor.data.ctypes.data - whole.ctypes.data
-    first = offset - offset % mmap.PAGESIZE
+    first = offset - offset % mmap.PAGESIZE  # madvise takes whole pages; the neighbour's part is only read again
     mapped.madvise(mmap.MADV_DONTNEED, first, offset + tensor.data.nbytes - first)
 
 
@@ -148,12 +153,12 @@ def _read_remote(file: RemoteFile, values_of: Callable[[Value | None], Collectio
             header = read_header(file.name, content, file.size)
             break
         except HeaderCutError:
-            if len(content) == wanted == min(MAX_HEADER_BYTES, file.size):
+            if len(content) == wanted == min(MAX_HEADER_BYTES, file.size):  # no more can be read
                 raise CheckpointError(f"{file.name}: its header has no end") from None
     tensors = {}
     wanted_values = values_of(header.metadata.get("general.architecture"))
     for entry in header.tensors:
-        data = np.broadcast_to(np.uint8(0), entry.nbytes)  # takes no memory
+        data = np.broadcast_to(np.uint8(0), entry.nbytes)  # one byte, seen entry.nbytes times: takes no memory
         if entry.name in wanted_values and entry.nbytes <= _MOST_VALUES:
             data = np.frombuffer(file.read(header.data_start + entry.start, entry.nbytes), np.uint8)
         tensors[entry.name] = _raw(entry, data)

@@ -31,6 +31,7 @@ Files = dict[str, FileRecord]
 
 RECHECK_DAYS = 30  # a check reads all weights, so it is rare; a cached result without a problem counts that long
 _DAY = "%Y-%m-%d"
+_UNREADABLE = "cannot be read"  # in a problem whose cause may pass, so `note_checked` caches none with it
 _CHUNK = 4 << 20  # bytes that are read at a time
 _MODEL_SUFFIXES = frozenset({".safetensors", ".json", ".jinja", ".model", ".gguf"})
 
@@ -72,7 +73,7 @@ def content_problems(folder: Path, recorded: Files, progress: Progress = silent)
             if not problem and hash_file(folder / name, count) != entry["sha256"]:
                 problem = f"{name} has changed since it was installed: its sha256 differs"
         except OSError as error:
-            problem = f"{name} cannot be read: {error.strerror}"
+            problem = f"{name} {_UNREADABLE}: {error.strerror}"
         problems += [problem] if problem else []
     return problems
 
@@ -108,7 +109,7 @@ def _size_problem(folder: Path, name: str, entry: FileRecord) -> str | None:
     try:
         size = (folder / name).stat().st_size
     except OSError as error:
-        return f"{name} cannot be read: {error.strerror}"
+        return f"{name} {_UNREADABLE}: {error.strerror}"
     if size == entry["bytes"]:
         return None
     return f"{name} has {size:,} bytes, not the {entry['bytes']:,} it was installed with"
@@ -161,17 +162,18 @@ def recall_checked(file: Path, entry: FileRecord) -> str | None:
     day = checked.get("day")
     if not isinstance(problem, str) or not isinstance(day, str):
         return None
-    is_recent = day >= oldest
-    return problem if problem or is_recent else None
+    if not problem and day < oldest:
+        return None
+    return problem
 
 
 def note_checked(file: Path, entry: FileRecord, problems: list[str]) -> None:
     """Cache the result for a file that could be read; entries of deleted files are dropped."""
     identity = _file_state(file)
-    if identity is None or any("cannot be read" in problem for problem in problems):
+    if identity is None or any(_UNREADABLE in problem for problem in problems):
         return
     size, *_ = identity
-    if size != entry["bytes"]:
+    if size != entry["bytes"]:  # `size_problems` sees that at once, each time
         return
     day = datetime.now(UTC).strftime(_DAY)
     new = {"file": identity, "sha256": entry["sha256"], "problem": "; ".join(problems), "day": day}
@@ -180,11 +182,13 @@ def note_checked(file: Path, entry: FileRecord, problems: list[str]) -> None:
 
 
 def _cached_results() -> dict[str, object]:
+    """Return the entries of `note_checked` by path."""
     files = read_cache(_cache_file()).get("files")
     return files if isinstance(files, dict) else {}
 
 
 def _file_state(file: Path) -> list[int] | None:
+    """Return size, modification time and inode, a list as in the cache's JSON; None for a missing file."""
     try:
         facts = file.stat()
     except OSError:

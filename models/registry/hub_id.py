@@ -14,10 +14,11 @@ from urllib.parse import unquote
 
 from headrace.runtime.errors import ModelNotFoundError, UsageError
 
-# Repository names as the hub allows them: no leading or trailing separator, no "..", no "--".
+# "Qwen3-0.6B": names as the hub allows them, without a leading or trailing separator. `_is_repo_part` adds: no "..".
 _REPO_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
 # Branches, tags, commit hashes and pull request refs such as refs/pr/1.
 _REVISION = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._/-]{0,254}[A-Za-z0-9_])?")
+# "Q4_K_M", after the colon of an id.
 _QUANTIZATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,30}")
 _TREES = ("tree", "blob", "resolve", "raw")  # a revision and a path follow
 FORMS = "a hub id looks like org/name, org/name:Q4_K_M, org/name/file.gguf or org/name@revision"
@@ -78,14 +79,23 @@ def _is_file_name(path: str) -> bool:
 
 
 def parse_hub_url(path: str) -> HubId:
-    """Parse the address of a model's page, of one of its branches or of one of its files."""
+    """Parse the path of an address: of a model's page, of one of its branches, or of one of its files.
+
+        org/name                       the model
+        org/name/tree/REVISION/FOLDER  a folder of a revision, or without FOLDER the model
+        org/name/blob/REVISION/m.gguf  a file; another one than a .gguf stands for its model
+        org/name/discussions           another tab of the page, for the model
+        gpt2/tree/main                 an old model, without an organisation
+
+    Raises UsageError for a data set, a space, and what `parse_hub_id` refuses.
+    """
     path = re.split(r"[?#]", path, maxsplit=1)[0].strip("/")
     if path.partition("/")[0] in {"datasets", "spaces"}:
         raise UsageError(f"{shorten(path)} is no model", "paste the address of a model's page")
 
-    # Repository, and the path below its page: `tree/REVISION/FOLDER`, `blob/REVISION/FILE`.
+    # The repository, and the path below its page.
     parts = path.split("/")
-    if len(parts) == 1 or parts[1] in _TREES:  # an old model, without an organisation
+    if len(parts) == 1 or parts[1] in _TREES:  # without an organisation
         repo = parts[0]
         rest = parts[1:]
     else:
@@ -94,16 +104,18 @@ def parse_hub_url(path: str) -> HubId:
     kind = ""
     revision = ""
     file = ""
-    if rest and rest[0] in _TREES:  # else another tab of the model's page
-        kind = rest[0]
-        revision = "".join(rest[1:2])
-        file = unquote("/".join(rest[2:])).strip("/")
-    at = f"@{unquote(revision)}" if revision not in {"", "main"} else ""
+    if rest and rest[0] in _TREES:  # else another tab
+        kind, *below = rest
+        revision = "".join(below[:1])  # "" where the address ends before it
+        file = unquote("/".join(below[1:])).strip("/")
+    at = ""
+    if revision not in {"", "main"}:
+        at = f"@{unquote(revision)}"
     if kind != "tree" and not file.lower().endswith(".gguf"):
-        file = ""  # of the model
+        file = ""
     if "/" in repo:
         return parse_hub_id(f"{repo}/{file}{at}" if file else f"{repo}{at}")
-    if not _is_repo_part(repo) or not (_is_revision(at[1:]) if at else True):
+    if not _is_repo_part(repo) or (at and not _is_revision(at[1:])):
         raise UsageError(f"not a hub id: {shorten(path)}", FORMS)
     return HubId(repo, at[1:] or None, file or None)
 
