@@ -2,6 +2,8 @@
 
 Text is the model's, unsanitised: sanitise it before printing it on a terminal (`app.output.sanitise`). A `Model` has a
 thread of its own, and serves calls of any thread and task in one batch. All errors are HeadraceErrors.
+
+Guards: tests/test_api.py, test_api_service.py and test_api_threads.py.
 """
 
 import warnings

@@ -3,6 +3,8 @@
 A chat's turn collects them, the session store keeps them with the answer, and the transcript and the HTML export mark
 draft tokens by them. `packed` and `unpacked` are one format, which stored sessions have: a change must read the old
 form, too.
+
+Guard: tests/app/answer/test_answer_steps.py.
 """
 
 import json

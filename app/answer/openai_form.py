@@ -4,6 +4,8 @@ Bodies of the server and of a batch's lines are read here, and their documents h
 by `read_chat` or `read_completion`, and its name stands in `CHAT_FIELDS` or `COMPLETION_FIELDS`: a batch refuses all
 others. A field that would change the answer and is not supported stands in `REFUSED`. Source of the shapes: OpenAI's
 API reference, sections Chat and Completions.
+
+Guards: tests/app/answer/test_tools.py, tests/app/batch/test_parse.py and tests/app/server/test_openai.py.
 """
 
 from collections.abc import Mapping, Sequence

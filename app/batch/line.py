@@ -2,6 +2,8 @@
 
 `parse.py` makes them, `run_batch.py` answers them and `result.py` writes their results. The digest links a result to
 its line: a resumed batch answers the lines without a result of their digest.
+
+Guard: tests/app/batch/test_parse.py.
 """
 
 from collections.abc import Mapping, Sequence

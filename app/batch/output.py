@@ -3,6 +3,8 @@
 A result is one line, written in one call where the system takes it whole, so that at most the last line is torn by a
 crash. Resuming keeps the results of answered requests, and drops a torn line and failed lines: those requests are tried
 again. Results of lines that changed are moved to `NAME.replaced`. A file with anything else in it is never changed.
+
+Guard: tests/app/batch/test_output.py.
 """
 
 import contextlib

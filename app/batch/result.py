@@ -3,6 +3,8 @@
 Every result names its request by digest, so that an interrupted batch can be resumed: `result` and `failure` write it,
 `digest_of` reads it again, and `may_begin` knows how a written line begins. A change of one is a change of all.
 docs/batch.md describes the keys.
+
+Guard: tests/app/batch/test_output.py.
 """
 
 import time

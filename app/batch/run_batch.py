@@ -2,6 +2,8 @@
 
 As many requests are submitted as the engine runs at a time, so the waiting ones are not tokenized and memory does not
 grow with the input. An error costs its own line alone.
+
+Guard: tests/app/batch/test_run_batch.py.
 """
 
 import time

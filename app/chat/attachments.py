@@ -6,6 +6,8 @@ suffix of a text file (`@notes.txt`). Mail addresses, decorators, user names and
 spaces need double quotes.
 
 The chat and `headrace run` parse messages here; docs/chat.md describes the rules for users.
+
+Guard: tests/app/chat/test_attachments.py.
 """
 
 import glob

@@ -1,6 +1,8 @@
 """Check of a model's name, and size, origin and disk space of its download or its copy, before it starts.
 
 Reads names, the catalog and the store; no network, no mlx.
+
+Guard: tests/app/chat/test_download_plan.py.
 """
 
 import shutil

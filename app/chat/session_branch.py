@@ -2,6 +2,8 @@
 
 Messages form a tree by `parent_id`; a branch is the path from a root to a leaf. `Conversation` and `headrace run` read
 the store through this class. Each change is written to the store first, then `session` and `messages` are read again.
+
+Guard: tests/app/chat/test_session_branch.py.
 """
 
 from collections.abc import Mapping

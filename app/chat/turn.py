@@ -3,6 +3,8 @@
 The message is created with the answer's first text. Later text is stored as it arrives, so that killing a process loses
 at most the text that the chat has not received; a durable write every DURABLE_S bounds the loss of a power cut. A
 summary is not stored as a message.
+
+Guard: tests/app/chat/test_turn.py.
 """
 
 import itertools

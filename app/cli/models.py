@@ -2,6 +2,8 @@
 
 Names, licences and origins come from downloaded files, so they are printed without control characters. With --json a
 command prints the document as it is; `show` without it prints `_rows` of the same document.
+
+Guard: tests/app/cli/test_models.py.
 """
 
 import sys

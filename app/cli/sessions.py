@@ -1,6 +1,8 @@
 """`headrace sessions`: list, show, rename, rm, search, export, doctor.
 
 SESSION is an id, its beginning, or `last`. Stored texts are sanitised before they are printed.
+
+Guard: tests/app/cli/test_sessions.py.
 """
 
 import time

@@ -3,6 +3,8 @@
 A closed descriptor 0, 1 or 2 is opened on the null device; otherwise the next opened file would get its number.
 Writing to standard output raises `ReaderGoneError` if the reader closed it, else `OutputError`, also where it was
 closed from the start (`>&-`). Characters its encoding lacks are escaped.
+
+Guard: tests/app/cli/test_streams_and_signals.py.
 """
 
 import codecs

@@ -6,6 +6,8 @@
     stop = ["###"]
 
 Unknown keys are refused. Saving a preset keeps the rest of the file as it is.
+
+Guard: tests/app/config/test_presets.py.
 """
 
 from collections.abc import Callable, Mapping

@@ -3,6 +3,8 @@
 The process is a fresh interpreter in a session of its own: no signal of the terminal reaches it, and its output goes to
 a log file. It exits when the socket closes, however this process ends. `multiprocessing` would pass the terminal down
 and import this program's main module again; `subprocess` does not.
+
+Guard: tests/app/engine/test_link.py.
 """
 
 import os

@@ -7,6 +7,8 @@ the socket.
 
 Three classes: `Inbox` receives, `Server` runs, `EventSender` sends. A new command needs its class in `commands.py`, a
 case in `Server._run` (or in `Inbox._read`, if it is taken during an answer), and a method of the client (`client.py`).
+
+Guards: tests/app/engine/test_client.py and test_rest.py.
 """
 
 import faulthandler

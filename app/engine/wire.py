@@ -2,6 +2,8 @@
 
 Both ends are this program, run by the same user, so pickles are trusted. An incomplete message at the end of the stream
 is dropped.
+
+Guard: tests/app/engine/test_link.py.
 """
 
 import pickle

@@ -1,6 +1,9 @@
 """Examination of hosts before a run: reachability, versions, copies of the model, links, RDMA, clocks, memory.
 
 `headrace doctor --hosts` prints the document. It starts ranks as a run does, so a rank that passes here can take part.
+Reports have the keys of `facts.py`, `clock_offset` (`processes.py`) and `link_error` (`start.py`); a rank that was not
+reached has none of the first two.
+Guard: tests/app/hosts/test_start.py.
 """
 
 from collections.abc import Sequence
@@ -48,6 +51,7 @@ def examine(hosts: Hosts, model: ResolvedModel | None) -> dict[str, Any]:
 
 
 def _row(host: Host, report: Facts, link: LinkSpeed | None) -> dict[str, Any]:
+    """Return a host's row of the document; what its report lacks is None."""
     machine = report.get("machine") or {}
     versions = report.get("versions") or {}
     copy = report.get("model")
@@ -74,6 +78,10 @@ def _row(host: Host, report: Facts, link: LinkSpeed | None) -> dict[str, Any]:
 def _problems(
     host: Host, report: Facts, own_report: Facts, model: Facts | None, link: LinkSpeed | None, backend: str
 ) -> Sequence[dict[str, str]]:
+    """Return a host's problems, each with what to do. "broken": a run would fail.
+
+    own_report: of rank 0, with which others are compared. model: as rank 0 has it.
+    """
     problems = []
 
     def add(severity: Literal["broken", "advice"], problem: str, do: str) -> None:

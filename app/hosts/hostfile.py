@@ -2,6 +2,8 @@
 
 The first host is this machine, rank 0. `read_hosts` refuses anything that would fail later on another machine;
 docs/hosts.md describes the file.
+
+Guard: tests/app/hosts/test_hostfile.py.
 """
 
 import ipaddress

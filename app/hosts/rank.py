@@ -2,6 +2,8 @@
 
 Standard input has an order, whose keys `Ranks.start` (start.py) writes, then `go`; its end ends the process, however
 rank 0 has ended. Standard output has one report, and heartbeats, which rank 0 answers. Both are lines of JSON.
+
+Guards: tests/app/hosts/test_start.py and test_kills.py.
 """
 
 import ctypes

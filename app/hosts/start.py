@@ -4,6 +4,8 @@ Nothing of a model is read before every rank has the same versions and the same 
 
 Order, in `start_ranks`: read the hosts, listen, start a process for each other rank, check their reports, measure their
 links, choose the split, then `go`: the ranks connect. After that a lost rank ends the run (`Ranks._lost`).
+
+Guards: tests/app/hosts/test_start.py and test_kills.py.
 """
 
 import atexit

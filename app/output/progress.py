@@ -4,6 +4,8 @@ with drawn_progress() as progress:
     resolve(name, progress=progress)
 
 A program that prints other lines meanwhile takes a `stage_progress`, and calls its `clear` before them.
+
+Guard: tests/app/output/test_progress.py.
 """
 
 import sys

@@ -2,6 +2,8 @@
 
 The chat with --inline writes its answers through `MarkdownOutput`. Only the last blocks can still change as text comes,
 so all before them are printed for good.
+
+Guard: tests/app/output/test_rendered_markdown.py.
 """
 
 import shutil

@@ -3,6 +3,8 @@
 If even the fixed columns do not fit, a row becomes two lines: its first cell, and the others indented below. Only
 columns with `least` (titles, names) are shortened, with an ellipsis. All commands print their tables here; the order in
 which columns leave is a number in each column, not in this module.
+
+Guard: tests/app/output/test_tables.py.
 """
 
 import sys

@@ -5,6 +5,8 @@
 The JSON object form of the "Trace Event Format": complete events (X) with microseconds, counters (C), names (M). One
 process; each sequence has a track, and one more with its draft tokens. A step's parts are sums by kind of work, as
 timed in the kernels; else they are computed: its bytes at the memory bandwidth, and the rest.
+
+Guard: tests/app/output/test_trace_file.py.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

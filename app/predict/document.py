@@ -2,6 +2,8 @@
 
 `headrace predict` and `headrace fit` print them as they are with --json, and through `view.py` without. One function
 for each kind: `prediction`, `users_prediction`, `acceptance_prediction`, `explanation`, `catalog_fit`.
+
+Guards: tests/app/predict/test_predict.py and test_acceptance.py.
 """
 
 from collections.abc import Sequence

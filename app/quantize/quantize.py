@@ -4,6 +4,8 @@
 `models/loading/mixed_quantization.py` writes. The directory is written under a temporary name and renamed when all
 figures are known. The given weights and the quantized ones are never in memory together: the given ones leave logits
 of the scored text.
+
+Guards: tests/app/quantize/test_quantize.py and test_mixtures.py.
 """
 
 import os

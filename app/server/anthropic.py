@@ -4,6 +4,8 @@
 a chat template, as `app.answer.messages` makes them of OpenAI's.
 
 Source of the shapes: Anthropic's API reference, sections Messages, Streaming and Token counting.
+
+Guard: tests/app/server/test_anthropic.py.
 """
 
 import json

@@ -3,6 +3,8 @@
 Where there are too many, the one that has been idle longest is closed for a new one. Waiting requests are bounded by
 `ServedEngine`, which answers them; uvicorn's own limit would count idle connections and answer none. `serve.py` passes
 `http_options` to uvicorn. See docs/workarounds.md.
+
+Guard: tests/app/server/test_slow_clients.py.
 """
 
 import asyncio

@@ -3,6 +3,8 @@
 A page in a browser can send requests to a server on this machine, also under a name that leads here (DNS rebinding).
 So the Host header has to name this machine, and an Origin has to be allowed. With a key, any Host is accepted: such a
 page does not know the key.
+
+Guard: tests/app/server/test_guard.py.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """`/metrics`: counters, gauges and histograms of the server for Prometheus, from the engines' events.
 
 Names and labels are public: dashboards break if one changes. Figures come from the events that all listeners of a
-`ServedEngine` get.
+`ServedEngine` get. Guard: tests/app/server/test_figures.py.
 """
 
 import asyncio

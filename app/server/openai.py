@@ -1,6 +1,8 @@
 """`/v1/chat/completions` and `/v1/completions`: answers as chunks of a stream or one document.
 
 Source of the shapes: OpenAI's API reference, sections Chat, Streaming and Completions.
+
+Guard: tests/app/server/test_openai.py.
 """
 
 import time

@@ -2,6 +2,8 @@
 
 `answer` is the way of every call: wait for its model, submit a command per choice, wait for the first event, so that an
 early error still has an HTTP status, then send the rest in the call's form.
+
+Guard: tests/app/server/test_respond.py.
 """
 
 import asyncio

@@ -4,6 +4,8 @@
 keeps `_output` (its last item may be open) and each event is made of it.
 
 Source of the shapes: OpenAI's API reference, sections Responses and Streaming events.
+
+Guard: tests/app/server/test_responses.py.
 """
 
 import json

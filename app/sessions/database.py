@@ -6,6 +6,8 @@ folder can be read.
 
 The queries are in `store.py`. A new column is one more script at the end of _MIGRATIONS, never a change of an earlier
 one: files of all versions have run those.
+
+Guards: tests/app/sessions/test_migrations.py, test_store.py and tests/faults/test_kills.py.
 """
 
 import errno

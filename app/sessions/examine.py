@@ -1,6 +1,8 @@
 """Check of the sessions file: damage, and all readable content. Read-only.
 
 `headrace sessions doctor` shows and exports the result. `headrace doctor` only asks SQLite whether the file is whole.
+
+Guard: tests/app/sessions/test_damaged_store.py.
 """
 
 from dataclasses import dataclass

@@ -2,6 +2,8 @@
 
 /export and `headrace sessions export` write it. Messages are Markdown by anybody: headings, HTML and open code blocks
 of a message must not change the document around it (`markdown_part`).
+
+Guards: tests/app/sessions/test_export_path.py and test_markdown_part.py.
 """
 
 import json

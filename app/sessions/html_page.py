@@ -3,6 +3,8 @@
 The page loads nothing and runs nothing: no scripts, no images, and a content security policy that says so. All text is
 escaped; Markdown is rendered without HTML. The template is assets/conversation.html, which has the classes of `style`;
 `export.page` calls `to_html`.
+
+Guard: tests/app/sessions/test_html_page.py.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -2,6 +2,8 @@
 
 They are immutable: a change is written to the store, which returns the new record. `rows.py` reads them from rows of
 the file; a new field needs a column (a migration in `database.py`), and its reading there.
+
+Guard: tests/app/sessions/test_store.py.
 """
 
 import re

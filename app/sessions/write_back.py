@@ -1,6 +1,8 @@
 """Writing sessions that were kept in memory back to their file, once its disk has room again.
 
 `record_changes` has SQLite note which sessions change in memory, by whichever method of the store; those are written.
+
+Guard: tests/app/sessions/test_write_back.py.
 """
 
 from collections.abc import Mapping

@@ -2,6 +2,8 @@
 
 Each check serves the same requests in another way (`serving.py`) and compares tokens, logits and K/V with the first. A
 new check is a row of `_checks`, and a way to serve.
+
+Guard: tests/app/verify/test_verify.py.
 """
 
 import random

@@ -2,6 +2,8 @@
 
 Every command runs as a process of its own. Tokens and their log probabilities are compared with those of `run`.
 Documents of batch and server have tokens as texts, so their ids are looked up among those of `run` (`_id_of`).
+
+Guard: tests/app/verify/test_verify.py.
 """
 
 import json

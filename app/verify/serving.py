@@ -1,6 +1,8 @@
 """Ways to serve the same requests: alone, batched, joining, preempted, in other chunks, from disk.
 
 Each way returns `Served`, and `checks.py` compares its traces.
+
+Guard: tests/app/verify/test_verify.py.
 """
 
 import random

@@ -2,6 +2,8 @@
 
 Per step: log probabilities of the chosen token and the TOP most likely, and a digest of the row's logits. Per entry of
 a paged cache: a digest of its bytes in all layers.
+
+Guard: tests/app/verify/test_verify.py.
 """
 
 from dataclasses import dataclass, field

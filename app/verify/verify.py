@@ -3,6 +3,8 @@
 `headrace verify` and `bench --report mac` call `verify`; `headrace verify --server` calls `verify_interfaces`. Ctrl-C
 ends either with the finished checks. `checks.py` and `interfaces.py` have the checks, `serving.py` the ways to serve,
 `trace.py` the comparison.
+
+Guard: tests/app/verify/test_verify.py.
 """
 
 from collections.abc import Callable, Iterator, Mapping

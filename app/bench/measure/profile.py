@@ -8,6 +8,8 @@ without overlap. The real loop builds the next step while the device works, and 
 
 Only headrace's own decoder is supported. A norm fused with a projection counts as projection. An operation that is new
 in `runtime/ops` needs its part in `_KINDS`.
+
+Guard: tests/app/bench/measure/test_profile.py.
 """
 
 import time

@@ -3,6 +3,8 @@
 They come from a block bootstrap: neighbouring tokens are correlated, so blocks of BLOCK tokens are drawn with
 replacement (Carlstein, "The Use of Subseries Values", Annals of Statistics 14(3), 1986). All conditions (depths,
 phases) of a token are drawn together, since a hard passage is hard in all of them.
+
+Guard: tests/app/bench/quality/test_figures.py.
 """
 
 import math

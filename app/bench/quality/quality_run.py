@@ -2,7 +2,7 @@
 
 All networks take the text side by side in pieces, so only a piece's logits are in memory. A condition is a depth and a
 phase. After Ctrl-C the finished conditions become the document. `bench --quality` calls `run`; tests/bench compares
-other programs with the same functions.
+other programs with the same functions. Guard: tests/app/bench/quality/test_quality_run.py.
 """
 
 import hashlib
@@ -196,9 +196,10 @@ def _measure(
     for number, (depth, passage) in enumerate(passages_by_depth.items()):
         for at, phase in enumerate(PHASES, start=len(PHASES) * number):
             stages.begin(at + 1, len(PHASES) * len(passages_by_depth), f"{phase} at depth {depth:,}")
-            if phase == PHASES[0]:
+            if phase == PHASES[0]:  # `score` goes back to the end of this context for the next phase
                 for forcing in forced:
                     forcing.begin(passage.context)
+            # All networks score the passage in step, a piece of logits at a time.
             done = [Divergence() for _ in variants]
             before = [forcing.seconds for forcing in forced[1:]]
             scored = 0

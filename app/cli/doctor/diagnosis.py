@@ -2,6 +2,8 @@
 
 `gather` never raises: a failing part (MLX does not load, say) becomes a finding. `findings` is a pure function of the
 report. `app.cli.doctor.command` prints both.
+
+Guard: tests/app/cli/test_doctor.py.
 """
 
 import os

@@ -3,6 +3,8 @@
 All three show the same figures under the same names (defined in `runtime.metrics.telemetry`). Bandwidth is computed
 from shapes and latencies, not read from a hardware counter. A new figure is a property of `RunReport` or a field of
 `Summary`, a key of `document` with a row in docs/run-json.md, and a row of `table`.
+
+Guard: tests/app/cli/run/test_answer_report.py.
 """
 
 import json

@@ -2,6 +2,8 @@
 
 `ChatScreen` opens them and handles their messages. The find bar has the transcript search (`Sought`), and is told the
 count; the history bar searches the entries that it was opened with.
+
+Guards: tests/tui/input/test_history_bar.py and tests/tui/test_chat.py.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,8 @@
 """Tree of all branches of a conversation: show or remove a message.
 
 `app/sessions/tree.py` makes the lines. The question before a removal is shared with the chat's `d` and /delete.
+
+Guard: tests/tui/screens/test_tree_screen.py.
 """
 
 from collections.abc import Callable, Iterator

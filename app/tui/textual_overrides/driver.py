@@ -3,6 +3,8 @@
 Pastes stay text (see `paste`). Bytes that are not UTF-8 are replaced; they would end textual's thread. A closed
 terminal is not read in a loop. Enter, pressed before the program had the terminal, is Enter: until then terminals turn
 it into a line break. Output does not rely on how the terminal counts emoji (see `columns`).
+
+Guard: tests/tui/textual_overrides/test_driver.py.
 """
 
 import os

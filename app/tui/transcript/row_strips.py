@@ -2,6 +2,8 @@
 
 `Transcript.render_lines` asks for the rows in view with each repaint. Strips are cached by the identity of a row's
 content, so text that did not change costs nothing.
+
+Guard: tests/tui/textual_overrides/test_partial_repaint.py.
 """
 
 from textual.cache import FIFOCache
