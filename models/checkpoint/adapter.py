@@ -8,6 +8,8 @@ mlx-lm   adapter_config.json, adapters.safetensors: MODULE.lora_a (K, r), MODULE
 Adapters that do more are refused by name: a plausible answer without a part of the adapter would be wrong.
 
 `models.registry.adapters` finds an adapter and its base; `models.network.adapted` and `models.mlx_lm.adapter` apply it.
+
+Guards: tests/models/network/test_adapters.py and tests/models/mlx_lm/test_adapter.py.
 """
 
 import math

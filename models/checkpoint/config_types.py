@@ -3,6 +3,8 @@
 Unchecked values can change results silently: "false" is true, True is one, and a division by zero ends the process.
 Unknown keys and null are accepted. `normalize` checks every config before it reads it. A key of sizes or factors that a
 family begins to read is added to the tuple of its kind here, or read through `architectures.fields.Fields`.
+
+Guard: tests/faults/test_config_fuzz.py.
 """
 
 from collections.abc import Callable, Mapping

@@ -5,6 +5,8 @@ Older names are added to a config; existing values stay, except that nested rope
 
 `open_checkpoint` normalizes each config once, so that headrace's decoder and mlx-lm's classes find their keys. Facts of
 a family are in its row (`Architecture`: `defaults`, `older_keys`, `constants`, `add_keys` and others).
+
+Guard: tests/models/checkpoint/test_normalize.py.
 """
 
 from collections.abc import Collection, Mapping

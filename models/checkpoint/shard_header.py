@@ -2,6 +2,8 @@
 
 File format: 8 bytes little-endian header length, the header as JSON, then the tensors' bytes, back to back
 (https://github.com/huggingface/safetensors#format). Loading code relies on these checks.
+
+Guards: tests/faults/test_checkpoints.py and tests/models/checkpoint/test_safetensors.py.
 """
 
 import json

@@ -3,6 +3,8 @@
 A `StepShape` is made from shapes alone (`models.cost.shape_sources`). Its sums are a `StepCost`; its rows are printed
 by `headrace predict --explain`. Sizes are in bytes; a FLOP is one multiplication or addition. For a mixture of experts
 only the active share of each matrix is read.
+
+Guard: tests/models/cost/test_step_shape.py.
 """
 
 from collections.abc import Iterator, Sequence

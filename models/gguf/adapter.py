@@ -3,6 +3,8 @@
 `blk.0.attn_q.weight.lora_a` (r, K) and `.lora_b` (N, r) change that tensor of the base by alpha / r * B A. Rows and
 columns are in the order of the base's file; its table of targets has the modules and the orders. The result is an
 adapter in mlx-lm's format, which `models.checkpoint.adapter` reads (`models.registry.adapters` asks for it).
+
+Guard: tests/models/gguf/test_adapter.py.
 """
 
 import json

@@ -1,6 +1,8 @@
 """Table of the metadata keys that are entries of config.json, and entries that follow from several keys.
 
 Rows of `gguf.architectures` name entries in their `keys`. A key that is read counts as understood (`config`).
+
+Guard: tests/models/gguf/test_config.py.
 """
 
 from dataclasses import dataclass

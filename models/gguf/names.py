@@ -1,7 +1,10 @@
 """Targets of a GGUF's tensors from the row of its architecture: names, shapes and layout in the network.
 
 Sizes of axes are products of named sizes, `heads*head`: those of `_SIZES`, and those of
-`GGUFArchitecture.sizes`.
+`GGUFArchitecture.sizes`. A layer has the tensors of several groups of its row: "layer", the group of its kind in
+`layer_types`, and "sparse" or in its place "dense".
+
+Guards: tests/faults/test_gguf.py and tests/models/gguf/test_convert.py.
 """
 
 from collections.abc import Iterator, Mapping

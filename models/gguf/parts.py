@@ -1,6 +1,8 @@
 """Tensors of a GGUF file that are converted when they are read, one after the other.
 
 A part knows its shape without reading. It can be cut before, as parts of safetensors files (`checkpoint.file_parts`).
+
+Guard: tests/models/gguf/test_link.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -2,7 +2,15 @@
 
 Each name stands for a sequence of patterns; each splits the pieces left by the one before. The patterns are facts of
 the models, listed in llama.cpp's `llama-vocab.cpp` under these names. `tests/parity/record_llama_cpp.py` recorded
-llama.cpp's tokens for each name, and a test compares: a new name is added there, too.
+llama.cpp's tokens for each name, and tests/models/gguf/test_tokenizer.py compares: a new name is added there, too.
+
+The families differ in contractions, digits, case and line breaks. "It's 1234 ok?!\\n\\n  iPhone" becomes
+
+    _GPT2     It|'s| 1234| ok|?!|\\n\\n | iPhone
+    _LLAMA3   It|'s| |123|4| ok|?!\\n\\n| | iPhone
+    _QWEN2    It|'s| |1|2|3|4| ok|?!\\n\\n| | iPhone
+    _TEKKEN   It|'s| |1|2|3|4| ok|?!\\n\\n| | i|Phone
+    _GPT4O    It's| |123|4| ok|?!\\n\\n| | i|Phone
 """
 
 import re

@@ -1,6 +1,8 @@
 """Hugging Face `rope_scaling` entries from GGUF metadata and the `rope_freqs.weight` tensor.
 
 `config` calls `rope_scaling` or `long_rope`; `models.network.rope` computes what they say.
+
+Guard: tests/models/gguf/test_config.py.
 """
 
 import math

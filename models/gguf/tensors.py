@@ -9,8 +9,7 @@ of 16, are requantized to 8 bits. Experts in MXFP4 become MLX's mode of that nam
 Scales and biases are float16 if that is exact, since a decode step reads them all, and float32 otherwise.
 
 A new type is an unpacker here with its row in `_UNPACK`, its block in `header.BLOCKS`, and its name in `_WIDE` if its
-scales may need float32. Tests compare every type
-with the reference dequantizer. Dimensions: N blocks, G groups.
+scales may need float32. Tests compare every type with the reference dequantizer. Dimensions: N blocks, G groups.
 
 Guards: tests/models/gguf/test_tensors.py and test_convert.py.
 """
@@ -180,7 +179,8 @@ def _pack(codes: Bytes, bits: int) -> Bytes:
     """Pack codes (G, N) to bytes (G, N * bits / 8): a little-endian bit stream, first code in the lowest bits."""
     if bits == 8:
         return codes
-    # Neighbours move together in words of 8 codes: pairs, then fours, then all.
+    # Neighbours move together in words of 8 codes: pairs, then fours, then all. The upper one of two fields of `width`
+    # bits moves down to the codes of the lower one: of 4 bits, 0x0b0a becomes 0x00ba.
     words: Words = np.ascontiguousarray(codes).reshape(-1).view("<u8")
     for width in (8, 16, 32):
         low = _REPEATED[width]
@@ -211,6 +211,7 @@ def _low_bytes(words: Words, count: int) -> Bytes:
     return fours.view(np.uint8)
 
 
+# The lower one of every two fields of a width, all bits set: 0x00ff00ff00ff00ff for a width of 8.
 _REPEATED = {width: np.uint64(sum((1 << width) - 1 << at for at in range(0, 64, 2 * width))) for width in (8, 16, 32)}
 _PAIRS = np.dtype([("a", "<u8"), ("b", "<u4")])  # 2 words of 6 bytes
 _FOURS = np.dtype([("a", "<u8"), ("b", "<u8"), ("c", "<u4")])  # 4 words of 5 bytes
@@ -369,7 +370,7 @@ def _requantize(values: Floats) -> Unpacked:
     width = (high - bias) / np.float32(255)
     scale = width.astype(np.float16)
     scale = np.where(scale < width, np.nextafter(scale, np.float16(np.inf)), scale).astype(np.float32)
-    wide = ~(np.isfinite(scale) & np.isfinite(bias))
+    wide = ~(np.isfinite(scale) & np.isfinite(bias))  # beyond the range of float16: these groups stay in float32
     bias = np.where(wide, low, bias)
     scale = np.where(wide, (high - low) / np.float32(255), scale)
     steps = (values - bias[:, None]) / np.where(scale > 0, scale, 1)[:, None]

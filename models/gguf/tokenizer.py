@@ -3,6 +3,8 @@
 Four kinds: byte-level BPE ("gpt2"), SentencePiece BPE with scores and byte fallback ("llama", Gemma's, too), BPE of
 characters with merges and byte fallback (Gemma 4, Sarvam), and the longest token at each place ("rwkv"). All give
 llama.cpp's token ids, except that plain text never becomes a control token.
+
+Guard: tests/models/gguf/test_tokenizer.py.
 """
 
 import re

@@ -2,6 +2,8 @@
 
 The networks of both widths share every weight. A text of the package goes through both, as a prompt, and the
 predictions of the one with 8 bits are compared with those of the other.
+
+Guard: tests/models/loading/test_activation_choice.py.
 """
 
 from collections.abc import Callable, Sequence

@@ -3,6 +3,8 @@
 Parts are taken as independent, so their KL adds up. Each step along a part's convex hull of (bytes, KL) is bought in
 the order of KL saved per byte, which is the exact optimum up to the last step (Everett, "Generalized Lagrange
 Multiplier Method", Operations Research 11(3), 1963). The bytes left are then spent on single steps that fit.
+
+Guard: tests/models/loading/test_bit_choice.py.
 """
 
 import heapq

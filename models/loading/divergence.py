@@ -7,6 +7,8 @@ With p the reference's distribution, q the other's, and d = logits of p - logits
 
 The last form sums non-negative terms, so a divergence of 1e-6 nats survives float32; the first form loses it to
 cancellation. N = tokens, V = vocabulary.
+
+Guard: tests/models/loading/test_divergence.py.
 """
 
 from dataclasses import dataclass, field

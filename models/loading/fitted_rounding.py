@@ -6,6 +6,8 @@ bias are fitted by least squares to the codes of each span. The storage is MLX's
 Squared errors count by column: `importance` (K,) is the sum of squares of the activations that meet the column, so that
 they are those of the projection's outputs, correlations left aside. None counts all columns alike. A stack of X
 matrices (X, N, K) may have an importance (X, K), of the columns of each.
+
+Guard: tests/models/loading/test_fitted_rounding.py.
 """
 
 from collections.abc import Callable, Iterator

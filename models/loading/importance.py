@@ -8,6 +8,8 @@ tokens, or none: every expert counts as if it had `_SHARED_TOKENS` more, with th
 So an expert without tokens has the columns of the others, and is rounded as carefully as they are.
 
 X = experts, K = columns.
+
+Guard: tests/models/loading/test_importance.py.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,8 @@
 """Quantized copies of plain checkpoints in the model store.
 
 The copy is an MLX-quantized directory that headrace and mlx-lm load. Memory: the output of one shard at a time.
+
+Guard: tests/models/loading/test_keep_quantized.py.
 """
 
 import json

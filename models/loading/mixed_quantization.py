@@ -7,6 +7,8 @@ of experts are a part, and their projections back are another.
 The written directory is an ordinary MLX checkpoint, with the names and layouts of `mlx_lm.convert`: config.json has a
 `quantization` entry for each module. Models of headrace's own decoder are supported. Modules have headrace's names
 here (`models.checkpoint.text_part`), and MLX's in the written files.
+
+Guards: tests/models/loading/test_mixed_quantization.py and tests/parity/test_mixed_quantization.py.
 """
 
 import re

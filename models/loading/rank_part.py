@@ -2,6 +2,8 @@
 
 `load.sized_network` calls `Rank.sized` where there are several ranks, and `app.hosts.split_choice` asks
 `check_division` before a model is given to them.
+
+Guard: tests/models/network/test_rank_parts.py.
 """
 
 from collections.abc import Callable, Mapping

@@ -2,6 +2,8 @@
 
 `app.hosts.load` calls `load_ranked` on rank 0, `app.hosts.rank` `serve_rank` on the others. The record that rank 0
 sends is written in the one and read in `_serve_model` and `_load_part`: a key added to one belongs in the other.
+
+Guard: tests/models/network/test_ranks.py.
 """
 
 from collections.abc import Callable

@@ -2,6 +2,8 @@
 
 The engine calls it as any `runtime.kv.backend.KVBackend`. A cache (`cache.MlxLmCache`) can go back to an earlier length
 only where its parts have all entries, or a mark: `reachable` says how far.
+
+Guard: tests/models/mlx_lm/test_cache.py.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -5,6 +5,8 @@
                         it chooses for attention
 
 Recurrent state is left out: it is constant, and small compared with the weights.
+
+Guard: tests/models/mlx_lm/test_costs.py.
 """
 
 from collections import Counter

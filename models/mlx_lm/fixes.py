@@ -2,6 +2,8 @@
 
 Each function names the class of mlx-lm 0.32 (`mlx_lm/models/NAME.py`) by its row in `FIXES`, and what that class does
 otherwise. A row goes when its class does so no more; docs/workarounds.md lists them all.
+
+Guard: tests/models/mlx_lm/test_fixes.py.
 """
 
 import math

@@ -4,6 +4,8 @@ Projections, stacks of experts and embedding tables become modules that call `ru
 they are stored in; RMSNorm runs there, too, and so do functions that classes call for attention, rotation and
 activations (`functions`). Everything else of a class stays stock MLX, recurrent state and convolutions included, and so
 does a layer of which the class reads the weights itself.
+
+Guard: tests/models/mlx_lm/test_kernels.py.
 """
 
 from collections.abc import Callable, Container, Mapping

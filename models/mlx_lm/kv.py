@@ -3,6 +3,8 @@
 mlx-lm quantizes its plain caches, keys and values in as many bits each. Most classes call mlx-lm's attention, which
 reads these caches; others take the arrays apart. A trial pass, never evaluated, tells them apart. All tokens are
 quantized: mlx-lm's own generator leaves the first chunk of a prompt plain.
+
+`mlx_lm.network` calls both functions. Guard: tests/models/mlx_lm/test_kv.py.
 """
 
 from collections.abc import Iterable

@@ -5,6 +5,8 @@ never evaluated. Of all models, this folder alone imports mlx-lm, and others imp
 
 `loading.load` and `loading.rank_part` add a head (`add_head`); `network.head_decoder` does the same for headrace's own
 decoder.
+
+Guard: tests/models/mlx_lm/test_network.py.
 """
 
 from collections.abc import Callable, Mapping

@@ -3,6 +3,8 @@
 In tensor parallel the layer is divided as any other. A draft token has five collectives then: the token, its embedding
 beside the hidden state, the layer's two sums, and the logits. Elsewhere the head needs no other rank.
 Dimensions: T tokens, E hidden size.
+
+Guard: tests/models/network/test_mtp.py.
 """
 
 from collections.abc import Callable

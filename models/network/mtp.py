@@ -10,6 +10,8 @@ The head's layer becomes the only one of a decoder (`models.network.head_decoder
 SGLang; draft tokens after the first take the head's own ones.
 
 Source: DeepSeek-AI, DeepSeek-V3 Technical Report, section 2.2, arXiv:2412.19437.
+
+Guard: tests/models/network/test_mtp.py.
 """
 
 from collections.abc import Collection, Mapping

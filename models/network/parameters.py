@@ -3,6 +3,8 @@
 Arrays stay lazy: MLX reads them from the file on evaluation. Shapes are checked against the config; every problem
 raises a CheckpointError naming the tensor. Each tensor is returned once and then released, so that loading needs no
 second copy.
+
+Guard: tests/models/network/test_parameters.py.
 """
 
 import math

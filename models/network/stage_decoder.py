@@ -2,6 +2,8 @@
 
 Rank 0 has the embedding, the first layers and the head: the last rank sends its output back. Activations go from rank
 to rank, which a ring connects. Dimensions: N tokens of a pass, E hidden size, P size of a layer's own input.
+
+Guard: tests/models/network/test_ranks.py.
 """
 
 from collections.abc import Sequence

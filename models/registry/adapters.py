@@ -1,6 +1,8 @@
 """Adapters in a model's name: BASE+ADAPTER, with a folder, a hub repository or a .gguf file after the plus sign.
 
 smollm2-135m+./my-lora     org/base+org/lora     /models/base+~/lora     base.gguf+lora.gguf     a.gguf+org/b:F16
+
+Guard: tests/models/registry/test_other_programs.py.
 """
 
 import os

@@ -5,6 +5,8 @@ downloads resume, and files are compared with the digests that the hub states. W
 
 The header is read before the weights: config.json, or the first bytes of a GGUF. A model that nothing here can run is
 refused from it, so that no gigabytes are fetched.
+
+Guards: tests/models/registry/test_fetch_hub.py and test_malicious_hub.py.
 """
 
 import glob

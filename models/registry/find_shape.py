@@ -2,6 +2,8 @@
 
 Installed and local models are read from their headers. Otherwise the catalog's facts are used for a catalog name. Of a
 hub id, config.json or the header of its GGUF is fetched, no weights.
+
+Guard: tests/models/registry/test_find_shape.py.
 """
 
 from pathlib import Path

@@ -1,6 +1,8 @@
 """The hub's shared cache: its models and adapters, and deletion of revisions and of killed downloads' partial files.
 
 See docs/workarounds.md.
+
+Guard: tests/models/registry/test_fetch_hub.py.
 """
 
 import glob

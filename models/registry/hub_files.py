@@ -2,6 +2,8 @@
 
 A safetensors repository gives weights, configs, tokenizer and templates; a GGUF repository gives one file, or all parts
 of a split one. Code (*.py) and pickles are never selected. `fetch_hub` asks for the names and downloads the files.
+
+Guard: tests/models/registry/test_hub_files.py.
 """
 
 import re

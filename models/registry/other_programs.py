@@ -2,6 +2,8 @@
 
 Ollama keeps a manifest for each name, `manifests/HOST/NAMESPACE/MODEL/TAG`, which lists blobs by digest. LM Studio
 keeps `PUBLISHER/MODEL/` with GGUF files or a checkpoint in MLX format. The hub's shared cache is read when fetching.
+
+Guard: tests/models/registry/test_other_programs.py.
 """
 
 import json

@@ -8,6 +8,8 @@
 A model is built in .partial on the same file system, flushed to disk and renamed into place, so a crash leaves the
 old state or the new one. Nothing outside the store is written or deleted, and links in it are not followed. Reading
 (`get`, `list`) takes no lock.
+
+Guard: tests/models/registry/test_store.py.
 """
 
 import errno

@@ -1,6 +1,8 @@
 """Answers as text: a request's tokens through the detokenizer and the stop strings.
 
 The text is the model's, unsanitised: sanitise it before printing (`app.output.sanitise`).
+
+Guard: tests/models/text/test_answer.py.
 """
 
 from collections.abc import Sequence

@@ -2,6 +2,8 @@
 
 Reasoning models wrap their thinking in `<think>` tags. If the template writes the opening tag at the end of the prompt,
 `opening` returns it, so that a stored answer contains the whole section.
+
+Guard: tests/models/text/test_chat_prompt.py.
 """
 
 import json

@@ -2,6 +2,8 @@
 
 `control_tokens` decides which spans become control tokens. `template_process` runs the template, in a process of its
 own.
+
+Guard: tests/models/text/test_chat_template.py.
 """
 
 from collections.abc import Mapping, Sequence

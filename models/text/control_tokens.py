@@ -5,6 +5,8 @@ and cannot tell template from user text. A rendered prompt knows the origin of e
 template's control tokens are those without a character from outside. `shadow` is a second tokenizer in which control
 tokens have secret names, and `secret` writes these names in the prompt. The shadow encodes the result in one pass, so
 merges and spacing are unchanged.
+
+Guards: tests/models/text/test_control_tokens.py and test_unmarked_controls.py.
 """
 
 import json

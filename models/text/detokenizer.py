@@ -10,6 +10,8 @@ Two kinds of vocabulary have tables here:
 
 Other decoders use the library on a window that is cut at every complete character. The library's `DecodeStream` is not
 used: it re-decodes a growing window, raises on malformed byte runs and cannot be flushed (docs/workarounds.md).
+
+Guard: tests/models/text/test_detokenizer.py.
 """
 
 import codecs

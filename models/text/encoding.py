@@ -3,6 +3,8 @@
 A tokenizer.json has regular expressions and vocabularies that can take hours for one line of text, and nothing can
 interrupt the library. `limited` runs a call on a thread of its own and waits for it: Ctrl-C, signals and a cancelled
 answer end the wait. A thread without a waiter ends with the process; until then no other call is started.
+
+Guard: tests/models/text/test_encoding.py.
 """
 
 import json

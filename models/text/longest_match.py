@@ -5,6 +5,8 @@ tokens are tried before shorter ones. Each text that it finds is a token, so not
 
 `models.text.other_formats` reads a checkpoint's file with `read_world`, `models.gguf.tokenizer` makes the rules of a
 GGUF's vocabulary with `longest_match`.
+
+Guard: tests/models/text/test_other_formats.py.
 """
 
 import ast

@@ -9,6 +9,8 @@ CheckpointError means that the template fails, which callers may remember. A pla
 template: the process cannot start, or something else kills it, as Linux does when memory is short.
 
 Importing this module imports no jinja2.
+
+Guard: tests/models/text/test_template_process.py.
 """
 
 import atexit

@@ -3,6 +3,8 @@
 Templates say nowhere which conversations they take. Some refuse two user messages in a row, others drop later system
 messages or calls of tools without a word. Each fact is probed once, with words that must come out in their order.
 `adapt_messages` rewrites conversations by these facts.
+
+Guard: tests/models/text/test_adapt_messages.py.
 """
 
 import json

@@ -5,6 +5,8 @@ methods and globals, no loader and no name that starts with `_`. They get copies
 two ways that real ones do: fields of objects, and lists. Texts of the template itself are `TemplateText`, so that the
 prompt tells them from text of messages and tools. Nothing here limits time or memory: `template_worker`, whose process
 runs this module, does.
+
+Guard: tests/faults/test_template_attacks.py.
 """
 
 import json

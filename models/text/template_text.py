@@ -4,6 +4,8 @@ A template's own text may contain control tokens, text from outside (messages, t
 Literals of a template are `TemplateText`; texts from outside are plain `str`. Operations of `TemplateText` keep the
 origin of each character, as MarkupSafe's `Markup` knows escaped text. An operation that is not listed here
 returns a plain `str`, so that a forgotten one can lose a control token of the template but never make one from outside.
+
+Guard: tests/models/text/test_template_text.py.
 """
 
 import re

@@ -5,6 +5,8 @@ breaks out of its sandbox can send nothing but data. A job beyond its limits end
 processor time, in the middle of any operation, or OUT_OF_MEMORY. The process ends with its parent, too: its input does.
 
 Importing this module imports no jinja2, since `template_process` imports it.
+
+Guards: tests/models/text/test_template_process.py and tests/faults/test_template_attacks.py.
 """
 
 import json

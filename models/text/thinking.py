@@ -3,6 +3,8 @@
 The section is `<think> ... </think>` at the beginning of the text; later tags are plain text. `ThinkingSplitter`
 divides an answer that is being generated. `read_tags` divides a text from elsewhere: an answer that an earlier headrace
 stored, or that a person or another program wrote.
+
+Guard: tests/models/text/test_thinking.py.
 """
 
 from dataclasses import dataclass

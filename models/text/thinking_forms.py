@@ -9,6 +9,8 @@ drop. `ThinkingStream` writes them as `<think>` sections, so that `run`, the cha
     Harmony (GPT-OSS)               <|channel|>analysis<|message|> ... <|end|>, then the same with `final`
     recipients (Muse)                to=self<|message|> ... <|eom|>, then the same with `to=user`
     tags (Kimi K3)                  <|open|>think<|sep|> ... <|close|>think<|sep|>, then the same with `response`
+
+Guard: tests/models/text/test_thinking_forms.py.
 """
 
 import re

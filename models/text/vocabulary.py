@@ -1,6 +1,8 @@
 """Vocabularies with token kinds numbered as in SentencePiece and GGUF, and the BPE tokenizer of one.
 
 SentencePiece merges the neighbours whose union has the best score, which equals merges ranked by score.
+
+Guard: tests/models/text/test_vocabulary.py.
 """
 
 from collections.abc import Iterator, Sequence

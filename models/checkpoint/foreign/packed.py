@@ -4,6 +4,8 @@ All three are W = scale * (q - zero) with a scale and a zero point per group of 
 them exactly in float32: W = scale * q + bias with bias = -scale * zero.
 
 Dimensions: W (N, K) with G groups in a row, C words in a row.
+
+Guard: tests/models/checkpoint/test_foreign.py.
 """
 
 import mlx.core as mx

@@ -4,6 +4,8 @@ Gemma 3n and 4 have inputs per layer, and last layers that read the K/V of earli
 and a mixture in one size. RoPE of its full attention turns a part of each head ("proportional"); `rope_freqs.weight`
 divides the frequencies of the rest by 1e30. Gemma 3n has alternating updates of several streams and a low-rank layer
 beside attention; the file states the sparsity of activations in standard deviations.
+
+Guard: tests/models/gguf/test_layered.py.
 """
 
 import math

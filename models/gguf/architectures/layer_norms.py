@@ -1,4 +1,7 @@
-"""Dense models with LayerNorm: Command R, StableLM, Orion, OLMo 1, Nemotron, StarCoder, Phi-2, NeoX, Falcon, GPT-2."""
+"""Dense models with LayerNorm: Command R, StableLM, Orion, OLMo 1, Nemotron, StarCoder, Phi-2, NeoX, Falcon, GPT-2.
+
+Guard: tests/models/gguf/test_layered.py.
+"""
 
 from dataclasses import replace
 

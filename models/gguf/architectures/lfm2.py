@@ -1,4 +1,8 @@
-"""LFM2, dense or with experts: short convolutions between layers of attention."""
+"""LFM2, dense or with experts: short convolutions between layers of attention.
+
+`GGUFArchitecture` explains the fields of a row, `TensorRule` its shapes. The names on the right are those of mlx-lm's
+classes, which `models.architectures.lfm2` reads, too. Guard: tests/models/gguf/test_layered.py.
+"""
 
 from headrace.models.gguf.architecture import Config, Contents, Entries, GGUFArchitecture, TensorRule
 from headrace.models.gguf.architectures.blocks import attention, experts, head_norms, mlp

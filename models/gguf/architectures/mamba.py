@@ -2,6 +2,8 @@
 
 The files store -exp(A_log), and A, D and norms of Mamba-2 with another axis. Attention of Granite 4 and Nemotron-H has
 no positions, so its interleaved rows of Q and K need no order.
+
+Guard: tests/models/gguf/test_layered.py.
 """
 
 from headrace.models.gguf.architecture import Config, Contents, Entries, GGUFArchitecture, TensorRule

@@ -2,6 +2,8 @@
 
 Functions before the rows return entries of config.json that a family's files state in their own way.
 `GGUFArchitecture` explains the fields of a row.
+
+Guard: tests/models/gguf/test_layered.py.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,6 +1,8 @@
 """Compilation of grammars for one model, within limits of time and memory.
 
 A thinking model thinks first: the answer's grammar begins after the thinking section, in its family's form.
+
+Guard: tests/models/text/structured/test_grammars.py.
 """
 
 import json

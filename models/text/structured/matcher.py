@@ -2,6 +2,8 @@
 
 llguidance raises nothing: a matcher enters an error state, in which it allows the end of the turn. So the state is
 checked after every call.
+
+Guard: tests/models/text/structured/test_grammars.py.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,8 @@
 """A model's vocabulary as llguidance's token trie: the bytes of every token, and the tokens of forced text.
 
 `Grammars` has one for each model. llguidance reads the attributes and calls the object: their names are its own.
+
+Guard: tests/models/text/structured/test_masks.py.
 """
 
 from functools import cached_property

@@ -2,6 +2,8 @@
 
 All forms return these: `Reading` is their answer to `stream.ToolStream`, and `typed_value` decides which texts of a
 tagged form are JSON.
+
+Guard: tests/models/text/tools/test_forms.py.
 """
 
 import ast

@@ -1,6 +1,8 @@
 """Calls at the end of an answer that a limit cut: the last one has a part of its arguments' JSON text.
 
 `ToolForm.cut_calls` of the forms call these, within `stream.ToolStream.finish`.
+
+Guard: tests/models/text/tools/test_one_form.py.
 """
 
 import json

@@ -7,6 +7,8 @@
 <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris"}<｜tool▁call▁end｜>...     3.1
 <｜DSML｜function_calls><｜DSML｜invoke name="get_weather">
 <｜DSML｜parameter name="city" string="true">Paris</｜DSML｜parameter></｜DSML｜invoke>...                     3.2
+
+Guard: tests/models/text/tools/test_forms.py.
 """
 
 import re

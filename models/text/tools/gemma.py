@@ -2,6 +2,8 @@
 
 <|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3}<tool_call|>
 <start_function_call>call:get_weather{city:<escape>Paris<escape>,days:3}<end_function_call>
+
+Guards: tests/models/text/tools/test_forms.py and test_round_trip.py.
 """
 
 import json

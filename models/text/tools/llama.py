@@ -10,6 +10,8 @@ Llama 4, calls as a list in Python, or as JSON objects without a separator:
 <|python_start|><|python_end|>{"name": "get_weather", "parameters": {"city": "Paris"}}{"name": "time", "parameters": {}}
 
 `read` accepts lists and JSON objects from both versions.
+
+Guard: tests/models/text/tools/test_forms.py.
 """
 
 import re

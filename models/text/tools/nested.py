@@ -5,6 +5,8 @@ The control token is left out here:
 <tool_call>
 <invoke name="get_weather"><city>Paris</city><days><item>1</item><item>2</item></days><at><hour>9</hour></at></invoke>
 </tool_call>
+
+Guards: tests/models/text/tools/test_forms.py and test_round_trip.py.
 """
 
 import re

@@ -1,6 +1,8 @@
 """LFM2: a list of calls as Python writes them.
 
 <|tool_call_start|>[get_weather(city="Paris", days=3), time()]<|tool_call_end|>
+
+Guards: tests/models/text/tools/test_forms.py and test_pythonic_history.py.
 """
 
 import ast

@@ -2,6 +2,8 @@
 
 Text that may begin a call is held back until it is one, or cannot be one; then it is text. Thinking is passed on as it
 is: calls begin after it, or end it, where a model goes straight from its thinking to a call at the end of the answer.
+
+Guard: tests/models/text/tools/test_round_trip.py.
 """
 
 import re

@@ -8,6 +8,8 @@ one JSON object, or tagged values:
     <minimax:tool_call><invoke name="get_weather"><parameter name="city">Paris</parameter></invoke>...
 
 Numbers and identifiers that the template writes itself may have any value.
+
+Guard: tests/models/text/tools/test_written.py.
 """
 
 import json
