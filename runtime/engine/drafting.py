@@ -7,6 +7,8 @@ Draft tokens of a proposer with a `DryRun` are verified while the dry run pays, 
 
 The engine calls `add` between `Scheduler.plan` and `decode.start`, `proposers` at a sequence's admission, and
 `save_costs` at the end of work. A new proposer is a class with the methods of `Proposer`, and a line in `proposers`.
+
+Guards: tests/runtime/speculation/test_speculation.py and test_dry_run.py.
 """
 
 import time

@@ -12,6 +12,8 @@ draft tokens, which may be rolled back: no other pass is built until its tokens 
 
 `commit_batch` appends to `tokens`; only an end and a preemption take the cache away. A preempted sequence waits with
 its tokens, and is fed them again. Users outside the engine read a sequence, and end it by `Engine.cancel`.
+
+Guards: tests/runtime/engine/test_step_loop.py and test_many_sequences.py.
 """
 
 from dataclasses import dataclass, field

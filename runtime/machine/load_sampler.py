@@ -4,6 +4,8 @@ The busiest process is searched only under contention, over two samples, since t
 rates refer to the time since the previous sample.
 
 The terminal UI samples (`app/tui/metrics/machine_watch.py`), in its own process, not the engine's.
+
+Guard: tests/runtime/machine/test_machine_load.py.
 """
 
 import contextlib

@@ -7,6 +7,8 @@ is achieved bandwidth over the memory bandwidth beside the steps, see `mbu`.
 
 `Timeline` (`runtime/engine/timeline.py`) makes records and summaries; surfaces, stored sessions and `--json` have them
 as they are, so a renamed field changes all their documents. docs/metrics.md explains the figures.
+
+Guard: tests/runtime/metrics/test_telemetry.py.
 """
 
 from collections.abc import Sequence

@@ -5,6 +5,8 @@ is `–` in a line of text, empty in a table of figures and `unknown` in a repor
 
 Every surface formats by these functions, so that one figure looks the same everywhere. Bounds such as 999.5 and 0.9995
 are where rounding gives one more digit: 999.6 is `1.00` of the next unit, not `1000`.
+
+Guard: tests/runtime/metrics/test_units.py.
 """
 
 _UNKNOWN = "–"

@@ -2,6 +2,8 @@
 
 `runtime.ops.recurrent` has the formulas in stock MLX, the native kernels the same in C++ (`native_plans.mixer_plan`
 passes these fields by position). K/V caches and costs take the bytes of a state from `MixerSizes.state`.
+
+Guard: tests/runtime/ops/test_native_recurrent.py.
 """
 
 from dataclasses import dataclass

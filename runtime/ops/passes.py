@@ -10,6 +10,8 @@ slabs; a sequence's block tables list its blocks. The pool in `runtime.kv` assig
 is an index in the table of the layer's group, the id there gives slab and block (`KVGroup.find`), and
 `KVStore.places` the layer's index in them.
 L = layers of a group, Hkv = key/value heads, D = head dimension.
+
+Guard: tests/runtime/ops/test_passes.py.
 """
 
 from collections.abc import Sequence

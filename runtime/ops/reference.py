@@ -4,6 +4,8 @@ Contract: activations keep their dtype (no float32 constant may promote them). E
 the same name in `Ops`; larger parts stand in modules of their own (attention, mixtures, recurrent, stock_sampling).
 B = batch, T = new tokens, E = model width, F = feed-forward width, H and Hkv = query and key-value heads,
 D = head size.
+
+Guards: tests/parity/test_numpy_decoder.py and tests/runtime/ops/test_native_kernels.py.
 """
 
 from collections.abc import Sequence

@@ -4,6 +4,8 @@ The limit follows earlier passes: several times the slowest pass of decoding, or
 
 `Leader` watches it in a thread, and ends all ranks beyond it; the engine waits for passes within `waiting`. So it must
 never be too short for a healthy rank: LEAST_S and FIRST_S leave room for a busy machine.
+
+Guard: tests/runtime/ranks/test_pass_limit.py.
 """
 
 import threading

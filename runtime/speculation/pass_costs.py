@@ -8,6 +8,8 @@ for a few passes at most (`runtime.speculation.controller`).
                      "mtp": [rate, ...]}}}
 
 `Drafting` loads and saves; without the file it measures from the start. Rows of another form are ignored (`_read`).
+
+Guard: tests/runtime/speculation/test_pass_costs.py.
 """
 
 import math
