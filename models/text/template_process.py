@@ -1,9 +1,9 @@
 """Compilation and rendering of chat templates in a process of their own, with limits on time and memory.
 
-`template_worker` is its program, and the kernel enforces the limits there. One process serves all templates and all
-threads of a program, one job at a time: a render takes a millisecond, and a program takes no more than one may take.
-The process starts with the first job, and anew after a job that ended it. Ctrl-C, and `stop` of `encoding_ends`, end
-the wait for an answer together with the process.
+`template_worker` is its program (see `worker`), and the kernel enforces the limits there. One process serves all
+templates and all threads of a program, one job at a time: a render takes a millisecond, and a program takes no more
+than one may take. The process starts with the first job, and anew after a job that ended it. Ctrl-C, and `stop` of
+`encoding_ends`, end the wait for an answer together with the process.
 
 CheckpointError means that the template fails, which callers may remember. A plain HeadraceError is no fault of the
 template: the process cannot start, or something else kills it, as Linux does when memory is short.
@@ -13,23 +13,21 @@ Importing this module imports no jinja2.
 Guard: tests/models/text/test_template_process.py.
 """
 
-import atexit
 import json
 import os
 import pickle
-import select
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from threading import RLock
-from typing import IO, Any
+from typing import Any
 
 from headrace.models.text.encoding import MAX_TEXT, EncodingStoppedError, is_stopped
 from headrace.models.text.template_text import OUTSIDE, OWN, TemplateText
-from headrace.models.text.template_worker import HEADER, OUT_OF_MEMORY, READY, Job
+from headrace.models.text.template_worker import OUT_OF_MEMORY, Job
+from headrace.models.text.worker import LOOK_S, LongAnswerError, StartError, Worker, end_in_words
 from headrace.runtime.errors import CheckpointError, HeadraceError
 
 # Characters of template source. Templates in common use have up to 20,000; 50,000 compile in under 2 s and 256 MB.
@@ -39,7 +37,6 @@ _MEMORY_PER_BYTE = 384  # of a job: long conversations take more
 _MAX_MEMORY = 640_000_000  # bytes, however long the conversation is
 _MAX_ANSWER = 8 * MAX_TEXT  # bytes: a character takes at most 6 in JSON, and 1 for its origin
 _LONGEST_ERROR = 200  # characters of a template's own message
-_LOOK_S = 0.1  # between looks at a job that takes long
 _END_S = 10.0  # for the end of a process that has closed its pipes
 
 # Linux limits the address space of the process. Elsewhere this side looks at its resident memory.
@@ -47,11 +44,6 @@ _LIMITS_ADDRESS_SPACE = sys.platform == "linux"
 
 # Signals of crashes, which a template can cause.
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
-
-# The interpreter skips `site`, and so all variables and start files of Python, but has the same modules.
-_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from headrace.models.text.template_worker import main; main()"
-# Variables that the process gets: the time zone, and folders without which some interpreters do not start.
-_VARIABLES = ("TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
 
 @dataclass(frozen=True)
@@ -109,11 +101,11 @@ class _KilledError(HeadraceError):
 
 
 class TemplateProcess:
-    """The process, and the pipes to it."""
+    """The process, started when it is needed, and the one job at a time that it does."""
 
     def __init__(self) -> None:
         self._lock = RLock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._worker: Worker | None = None
 
     def answer(self, action: str, source: str, variables: Mapping[str, Any], limits: TemplateLimits) -> dict[str, Any]:
         """Return the answer to a job: the fields that `template_worker` gives, or `error`.
@@ -128,7 +120,7 @@ class TemplateProcess:
         job = pickle.dumps(Job(action, source, given, limits.compile_seconds, limits.seconds, kernel_memory, MAX_TEXT))
 
         try:
-            while not self._lock.acquire(timeout=_LOOK_S):
+            while not self._lock.acquire(timeout=LOOK_S):
                 _check_stopped()
             return self._answer(action, job, limits.seconds, memory)
         finally:
@@ -153,86 +145,38 @@ class TemplateProcess:
 
     def _send(self, job: bytes, seconds: float, memory: int) -> bytes:
         """Send a job with these limits, and return the answer."""
-        process = self._started()
-        check = _job_check(process, len(job) + memory)
+        worker = self._started()
+        check = _job_check(worker.process, len(job) + memory)
         try:
-            _write(process, len(job).to_bytes(HEADER) + job, check)
-            return _read_answer(process, check)
+            return worker.answer(job, _MAX_ANSWER, check)
         except (OSError, EOFError):
-            raise _failure(process, seconds, memory) from None
+            raise _failure(worker.process, seconds, memory) from None
+        except LongAnswerError as error:
+            raise CheckpointError("the chat template failed: its process sent too long an answer") from error
 
-    def _started(self) -> "subprocess.Popen[bytes]":
+    def _started(self) -> Worker:
         """Return the process, started if none runs."""
-        if self._process is not None and self._process.poll() is not None:
+        if self._worker is not None and self._worker.has_ended:
             self.end()
-        if self._process is None:
-            self._process = _start()
-            _wait_until_ready(self._process)
-        return self._process
+        if self._worker is None:
+            try:
+                self._worker = Worker("headrace.models.text.template_worker")
+                self._worker.wait_until_ready(_check_stopped)
+            except (OSError, StartError) as error:
+                raise _start_error(str(error)) from error
+        return self._worker
 
     def end(self) -> None:
         """End the process, if there is one."""
-        process = self._process
-        self._process = None
-        if process is not None:
-            process.kill()
-            with process:  # closes the pipes, and waits
-                pass
-
-    def kill(self) -> None:
-        """Kill the process at the end of the program. Its pipes stay open: a thread may be reading an answer."""
-        process = self._process
-        if process is not None:
-            process.kill()
-            process.wait()
+        worker = self._worker
+        self._worker = None
+        if worker is not None:
+            worker.end()
 
     def leave(self) -> None:
-        """Leave the process to the program that this one is a fork of. A fork starts its own."""
+        """Begin anew in a fork of the program: another thread may have had the lock."""
         self._lock = RLock()
-        process = self._process
-        self._process = None
-        if process is not None:
-            process.returncode = 0  # it is no child of this process, which must not wait for it
-            for pipe in (process.stdin, process.stdout, process.stderr):
-                assert pipe is not None
-                pipe.close()  # or it would not see the end of its input
-
-
-def _start() -> "subprocess.Popen[bytes]":
-    """Start the process, which has no output but its answers, and nothing to do with the terminal."""
-    package = sys.modules["headrace"].__file__  # imported: this module is a part of it
-    assert package is not None
-    folders = [*sys.path, str(Path(package).parent.parent)]
-    try:
-        process = subprocess.Popen(
-            [sys.executable or "", "-I", "-S", "-c", _PROGRAM, *folders],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            env={name: os.environ[name] for name in _VARIABLES if name in os.environ},
-            process_group=0,  # Ctrl-C is for the program alone
-        )
-    except OSError as error:
-        raise _start_error(str(error)) from error
-    assert process.stdin is not None
-    os.set_blocking(process.stdin.fileno(), False)
-    return process
-
-
-def _wait_until_ready(process: "subprocess.Popen[bytes]") -> None:
-    """Wait until the process has imported its modules. Raises HeadraceError with its last line if it ends first."""
-    assert process.stderr is not None
-    try:
-        is_ready = _read(process, len(READY), _check_stopped) == READY
-    except EOFError:
-        is_ready = False
-    if not is_ready:
-        process.kill()
-        lines = process.stderr.read().decode(errors="replace").split("\n")
-        written = [line for line in lines if line.strip()]
-        raise _start_error(written[-1] if written else f"it ended with {_end_of(process.wait())}")
-    process.stderr.close()  # nobody reads it from now on
+        self._worker = None
 
 
 def _start_error(reason: str) -> HeadraceError:
@@ -240,45 +184,6 @@ def _start_error(reason: str) -> HeadraceError:
         f"the process for chat templates cannot be started: {_one_line(reason)}",
         hint=f"check that {sys.executable or 'Python'} runs, and install headrace again if it does not",
     )
-
-
-def _wait(pipe: "IO[bytes]", event: int, check: Callable[[], None]) -> None:
-    """Wait until a pipe can be read or written. check: raises an error to end the wait."""
-    poll = select.poll()
-    poll.register(pipe, event)
-    while not poll.poll(1000 * _LOOK_S):
-        check()
-
-
-def _write(process: "subprocess.Popen[bytes]", data: bytes, check: Callable[[], None]) -> None:
-    """Write a job. Raises OSError if the process has ended. check: see `_wait`."""
-    assert process.stdin is not None
-    remaining = memoryview(data)
-    while remaining:
-        _wait(process.stdin, select.POLLOUT, check)
-        size = process.stdin.write(remaining) or 0  # None if the pipe is full again
-        remaining = remaining[size:]
-
-
-def _read_answer(process: "subprocess.Popen[bytes]", check: Callable[[], None]) -> bytes:
-    """Return an answer. Raises EOFError if the process ends first. check: see `_wait`."""
-    size = int.from_bytes(_read(process, HEADER, check))
-    if size > _MAX_ANSWER:
-        raise CheckpointError("the chat template failed: its process sent too long an answer")
-    return _read(process, size, check)
-
-
-def _read(process: "subprocess.Popen[bytes]", size: int, check: Callable[[], None]) -> bytes:
-    """Read so many bytes of the output. check: see `_wait`."""
-    assert process.stdout is not None
-    data = bytearray()
-    while len(data) < size:
-        _wait(process.stdout, select.POLLIN, check)
-        part = process.stdout.read(size - len(data))
-        if not part:
-            raise EOFError
-        data += part
-    return bytes(data)
 
 
 def _job_check(process: "subprocess.Popen[bytes]", memory: int) -> Callable[[], None]:
@@ -321,16 +226,11 @@ def _failure(process: "subprocess.Popen[bytes]", seconds: float, memory: int) ->
     if code == OUT_OF_MEMORY:
         return CheckpointError(f"the chat template failed: {_too_much(memory)}")
     if -code in _CRASHES:
-        return CheckpointError(f"the chat template failed: its process ended with {_end_of(code)}")
+        return CheckpointError(f"the chat template failed: its process ended with {end_in_words(code)}")
     return _KilledError(
-        f"the process for chat templates ended twice, with {_end_of(code)}",
+        f"the process for chat templates ended twice, with {end_in_words(code)}",
         hint="try again; if memory is short, close other programs",
     )
-
-
-def _end_of(code: int) -> str:
-    """Return the words for the return code of a process."""
-    return f"signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"status {code}"
 
 
 def _too_much(memory: int) -> str:
@@ -359,5 +259,4 @@ def _checked(action: str, answer: bytes) -> dict[str, Any]:
 
 
 _process = TemplateProcess()
-atexit.register(_process.kill)
 os.register_at_fork(after_in_child=_process.leave)

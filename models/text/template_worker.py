@@ -1,6 +1,6 @@
 """The process in which chat templates are compiled and rendered: one `Job` at a time, within limits of the kernel.
 
-`template_process` starts it and sends jobs over standard input, as pickles. Answers are JSON, so that a template that
+`template_process` starts it and sends jobs (see `worker`), as pickles. Answers are JSON, so that a template that
 breaks out of its sandbox can send nothing but data. A job beyond its limits ends the process: SIGPROF at the end of its
 processor time, in the middle of any operation, or OUT_OF_MEMORY. The process ends with its parent, too: its input does.
 
@@ -17,13 +17,12 @@ import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
+from headrace.models.text.worker import jobs, send_answer
 from headrace.runtime.errors import CheckpointError
 
 OUT_OF_MEMORY = 3  # exit status
-HEADER = 8  # bytes before a job or an answer: its length
-READY = b"+"  # before the first answer
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 # These limits are for a template that breaks out of its sandbox. It can still delete, empty, rename and create files
@@ -67,11 +66,7 @@ def main() -> None:
     _answer(Job("render", _LOADS_ALL, pickle.dumps({}), 0, 0, 0, 99), {})
     address_space = _AddressSpace()
     give_up_rights()
-    jobs = sys.stdin.buffer
-    answers = sys.stdout.buffer
-    answers.write(READY)
-    answers.flush()
-    while data := _read_job(jobs):
+    for data in jobs():
         job: Job = pickle.loads(data)
         variables = pickle.loads(job.variables)  # before the limits, which do not count the conversation
         try:
@@ -81,8 +76,7 @@ def main() -> None:
             os._exit(OUT_OF_MEMORY)
         signal.setitimer(signal.ITIMER_PROF, 0)
         address_space.limit(0)
-        answers.write(len(answer).to_bytes(HEADER) + answer)
-        answers.flush()
+        send_answer(answer)
     os._exit(0)
 
 
@@ -114,11 +108,6 @@ class _AddressSpace:
             if hard != resource.RLIM_INFINITY:
                 size = min(size, hard)
         resource.setrlimit(resource.RLIMIT_AS, (size, hard))
-
-
-def _read_job(jobs: BinaryIO) -> bytes:
-    """Return the next job; empty at the end of the input."""
-    return jobs.read(int.from_bytes(jobs.read(HEADER)))
 
 
 def _answer(job: Job, variables: Mapping[str, Any]) -> bytes:

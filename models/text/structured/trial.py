@@ -4,24 +4,20 @@ llguidance compiles some grammars for minutes and in gigabytes, and nothing ends
 is compiled there first: with the model's control tokens and single bytes as the vocabulary, which takes milliseconds.
 The process limits its own processor time and memory; the system ends it beyond them, and the next trial starts another.
 
-This file is that process's program as well: it imports llguidance alone. `grammars` has a `Trial` for each vocabulary.
+`Trial` is this program's side, and `main` the process (see `worker`). `grammars` has a `Trial` for each vocabulary.
 
 Guards: tests/models/text/structured/test_grammars.py.
 """
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from threading import Lock
-from typing import IO
-from weakref import finalize
+
+from headrace.models.text.worker import StartError, Worker, jobs, send_answer
 
 SECONDS = 2  # of processor time for one grammar
 MEMORY = 2 << 30  # bytes of the process
-_READY = "ready\n"
 _WALL = 15  # seconds of the clock for each of SECONDS: other programs may keep the machine busy
 
 
@@ -35,91 +31,62 @@ class Trial:
     def __init__(self, size: int, controls: Mapping[int, bytes], ends: list[int]) -> None:
         """size: of the vocabulary. controls: bytes of its control tokens by id. ends: those that end a turn."""
         named = {index: text.decode("latin-1") for index, text in controls.items()}
-        self._vocabulary = json.dumps({"size": size, "controls": list(named.items()), "ends": ends})
-        self._pipes: _Pipes | None = None
-        self._can_run = bool(sys.executable)
+        self._vocabulary = json.dumps({"size": size, "controls": list(named.items()), "ends": ends}).encode()
+        self._worker: Worker | None = None
+        self._has_vocabulary = False  # the process does
+        self._can_run = True
         self._lock = Lock()
 
     def start(self) -> None:
         """Start the process, without waiting for it."""
-        with self._lock, suppress(OSError):  # no memory
-            if self._pipes is None and self._can_run:
-                self._pipes = _start_process()
-                self._pipes.requests.write(f"{self._vocabulary}\n")
-                self._pipes.requests.flush()
+        with self._lock:
+            if self._worker is not None and self._worker.has_ended:
+                self._end()
+            if self._worker is None and self._can_run:
+                with suppress(OSError):  # no memory, no interpreter
+                    self._worker = Worker(__name__)
 
     def check(self, grammar: str, limits: Mapping[str, object]) -> None:
-        """Compile a grammar (llguidance's JSON, one line) within llguidance's limits. Raises TrialError."""
+        """Compile a grammar (llguidance's JSON) within llguidance's limits. Raises TrialError."""
         self.start()
         with self._lock:
-            pipes = self._pipes
-            if pipes is None:
-                return
-            if not pipes.are_ready and not self._await_ready(pipes):
+            if self._worker is None:
                 return
             try:
-                pipes.requests.write(json.dumps([grammar, limits]) + "\n")
-                pipes.requests.flush()
-                answer = pipes.answers.readline()
-            except OSError:
-                answer = ""
-            if not answer:
-                self._pipes = None
-                raise TrialError
+                if not self._has_vocabulary:
+                    self._worker.wait_until_ready()
+                    self._worker.answer(self._vocabulary, 0)
+                    self._has_vocabulary = True
+                self._worker.answer(json.dumps([grammar, limits]).encode(), 0)
+            except StartError:
+                self._end()
+                self._can_run = False
+            except (OSError, EOFError):
+                self._end()
+                raise TrialError from None
+            except BaseException:  # Ctrl-C: the next grammar must not get the answer to this one
+                self._end()
+                raise
 
-    def _await_ready(self, pipes: "_Pipes") -> bool:
-        """Wait for a process that was started; return False for one that ended before its first grammar."""
-        pipes.are_ready = pipes.answers.readline() == _READY
-        if not pipes.are_ready:
-            self._pipes = None
-            self._can_run = False
-        return pipes.are_ready
-
-
-class _Pipes:
-    """The ends of a process, which goes with them."""
-
-    def __init__(self, requests: IO[str], answers: IO[str], process: "subprocess.Popen[str]") -> None:
-        self.requests = requests
-        self.answers = answers
-        self.are_ready = False
-        finalize(self, _end, process)
+    def _end(self) -> None:
+        """End the process, if there is one."""
+        worker = self._worker
+        self._worker = None
+        self._has_vocabulary = False
+        if worker is not None:
+            worker.end()
 
 
-def _start_process() -> _Pipes:
-    """Start this file as a program, with the folder of llguidance as its argument."""
-    import llguidance  # late, as everywhere
-
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, str(Path(llguidance.__file__).parent.parent)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,  # Ctrl-C is for the program alone
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    return _Pipes(process.stdin, process.stdout, process)
-
-
-def _end(process: "subprocess.Popen[str]") -> None:
-    """End a process, and close its pipes."""
-    process.kill()
-    with suppress(OSError):  # of a pipe to a process that has ended
-        process.communicate()
-
-
-def main(library: str) -> None:
-    """Compile grammars from standard input, and answer each with a line."""
-    sys.path.insert(0, library)
+def main() -> None:
+    """Compile grammars for the vocabulary that is the first job. All answers are empty."""
     import resource
     import signal
 
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
     # The vocabulary: control tokens under their ids, single bytes under free ones, and no other tokens.
-    vocabulary = json.loads(sys.stdin.readline())
+    received = jobs()
+    vocabulary = json.loads(next(received))
     tokens = [b""] * vocabulary["size"]
     for index, text in vocabulary["controls"]:
         tokens[index] = text.encode("latin-1")
@@ -146,9 +113,9 @@ def main(library: str) -> None:
     built = LLTokenizer(Bytes(), eos_token=vocabulary["ends"])  # type: ignore[arg-type]
     with suppress(ValueError, OSError):  # not on every system
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    _say(_READY)
-    for line in sys.stdin:
-        grammar, limits = json.loads(line)
+    send_answer(b"")
+    for job in received:
+        grammar, limits = json.loads(job)
         used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
         # The limit counts from the process's start, in whole seconds.
@@ -158,14 +125,4 @@ def main(library: str) -> None:
             matcher = LLMatcher(built, grammar, log_level=0, limits=LLParserLimits(**limits))
             matcher.compute_bitmask()
         signal.alarm(0)
-        _say("done\n")
-
-
-def _say(line: str) -> None:
-    """Answer with a line at once."""
-    sys.stdout.write(line)
-    sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+        send_answer(b"")

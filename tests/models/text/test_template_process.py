@@ -15,11 +15,12 @@ from typing import Any
 import psutil
 import pytest
 
-from headrace.models.text import template_process
+from headrace.models.text import template_process, worker
 from headrace.models.text.chat_template import ChatTemplate
 from headrace.models.text.encoding import EncodingStoppedError, encoding_ends
 from headrace.models.text.template_process import TemplateLimits, TemplateProcess, render_template, resident_bytes
 from headrace.models.text.template_text import TemplateText
+from headrace.models.text.worker import Worker, end_in_words
 from headrace.runtime.errors import CheckpointError, HeadraceError
 from tests.support.patience import PATIENCE_S
 
@@ -28,8 +29,8 @@ ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% 
 
 
 def _pid(process: TemplateProcess) -> int:
-    assert process._process is not None
-    return process._process.pid
+    assert process._worker is not None
+    return process._worker.process.pid
 
 
 def _render(process: TemplateProcess, source: str, **variables: Any) -> str:
@@ -59,18 +60,18 @@ def test_a_process_that_ended_is_replaced(process: TemplateProcess) -> None:
 
 def _end_in_jobs(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> None:
     """End the process with a signal in each of the next `times` jobs."""
-    write = template_process._write
+    answer = Worker.answer
     remaining = times
 
-    def write_and_end(worker: "subprocess.Popen[bytes]", job: bytes, check: Callable[[], None]) -> None:
+    def end_and_answer(worker: Worker, job: bytes, max_bytes: int, check: Callable[[], None]) -> bytes:
         nonlocal remaining
         if remaining > 0:
             remaining -= 1
-            worker.send_signal(number)
-            worker.wait(PATIENCE_S)
-        write(worker, job, check)
+            worker.process.send_signal(number)
+            worker.process.wait(PATIENCE_S)
+        return answer(worker, job, max_bytes, check)
 
-    monkeypatch.setattr(template_process, "_write", write_and_end)
+    monkeypatch.setattr(Worker, "answer", end_and_answer)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -115,9 +116,9 @@ def test_a_killed_trial_is_not_remembered(monkeypatch: pytest.MonkeyPatch, times
 
 def test_any_end_has_words() -> None:
     """Python has no names for most signals of real time."""
-    assert template_process._end_of(1) == "status 1"
-    assert template_process._end_of(-9).startswith("signal 9 (Killed")
-    assert all(template_process._end_of(-number) for number in range(1, signal.NSIG))
+    assert end_in_words(1) == "status 1"
+    assert end_in_words(-9).startswith("signal 9 (Killed")
+    assert all(end_in_words(-number) for number in range(1, signal.NSIG))
 
 
 def test_texts_and_origins_come_out_as_they_are() -> None:
@@ -226,7 +227,7 @@ def test_watched_memory_is_on_top_of_what_the_process_has(
 ) -> None:
     """Earlier jobs, such as a long conversation, leave memory behind."""
     monkeypatch.setattr(template_process, "_LIMITS_ADDRESS_SPACE", False)
-    monkeypatch.setattr(template_process, "_LOOK_S", 0.001)
+    monkeypatch.setattr(worker, "LOOK_S", 0.001)
     looks: list[int] = []
 
     def resident(pid: int) -> int:
@@ -287,27 +288,27 @@ def test_a_module_that_cannot_be_imported_is_named(
 
 def test_the_exit_of_the_program_closes_no_pipe_that_a_thread_reads(process: TemplateProcess) -> None:
     _render(process, "a")
-    worker = process._process
-    assert worker is not None
-    assert worker.stdout is not None
-    process.kill()
-    assert not psutil.pid_exists(worker.pid)
-    assert worker.stdout.read() == b""  # a closed file raises ValueError
+    assert process._worker is not None
+    popen = process._worker.process
+    assert popen.stdout is not None
+    process._worker.kill()
+    assert not psutil.pid_exists(popen.pid)
+    assert popen.stdout.read() == b""  # a closed file raises ValueError
 
 
 _FORK = """
 import os
 from headrace.models.text import template_process as it
 assert it.render_template("a", {}, it.TemplateLimits()) == "a"
-first = it._process._process.pid
+first = it._process._worker.process.pid
 fork = os.fork()
 if fork == 0:
-    assert it._process._process is None
+    assert it._process._worker is None
     assert it.render_template("b", {}, it.TemplateLimits()) == "b"
-    os._exit(int(it._process._process.pid == first))
+    os._exit(int(it._process._worker.process.pid == first))
 assert os.waitpid(fork, 0)[1] == 0
 assert it.render_template("c", {}, it.TemplateLimits()) == "c"
-assert it._process._process.pid == first
+assert it._process._worker.process.pid == first
 """
 
 
@@ -319,7 +320,7 @@ _PARENT = """
 import sys, time
 from headrace.models.text import template_process as it
 it.render_template("a", {}, it.TemplateLimits())
-print(it._process._process.pid, flush=True)
+print(it._process._worker.process.pid, flush=True)
 time.sleep(600)
 """
 
@@ -327,11 +328,11 @@ time.sleep(600)
 def test_the_process_never_outlives_its_parent() -> None:
     with subprocess.Popen([sys.executable, "-c", _PARENT], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        worker = psutil.Process(int(parent.stdout.readline()))
-        assert os.getpgid(worker.pid) == worker.pid  # Ctrl-C of the terminal does not reach it
+        child = psutil.Process(int(parent.stdout.readline()))
+        assert os.getpgid(child.pid) == child.pid  # Ctrl-C of the terminal does not reach it
         parent.kill()
     deadline = time.monotonic() + PATIENCE_S
-    while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE:
+    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

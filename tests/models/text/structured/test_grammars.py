@@ -14,6 +14,7 @@ from headrace.models.text.structured.schema_check import schema_text
 from headrace.models.text.structured.source import GrammarKind, GrammarSource
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.grammar import CallRules
+from headrace.models.text.worker import Worker
 from headrace.runtime.errors import EngineError, UsageError
 from tests.support.patience import PATIENCE_S
 from tests.support.tiny_chat import write_byte_tokenizer
@@ -195,6 +196,39 @@ def test_without_a_process_for_trials_grammars_are_compiled(tmp_path: Path, monk
     grammars = _grammars(tmp_path)
     for schema in ({"type": "integer"}, {"type": "string"}):
         assert grammars.refusal(schema) is None
+
+
+def _worker(grammars: Grammars) -> Worker:
+    assert grammars._trial._worker is not None
+    return grammars._trial._worker
+
+
+def test_a_process_for_trials_that_ended_is_replaced(tmp_path: Path) -> None:
+    """Its end, while it had no grammar, says nothing about the next one."""
+    grammars = _grammars(tmp_path)
+    assert grammars.refusal({"type": "integer"}) is None
+    first = _worker(grammars)
+    first.process.kill()
+    first.process.wait(PATIENCE_S)
+    assert grammars.refusal({"type": "string"}) is None
+    assert _worker(grammars) is not first
+
+
+def test_ctrl_c_during_a_trial_ends_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the answer about its grammar would be taken for one about the next."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    grammars = _grammars(tmp_path)
+    assert grammars.refusal({"type": "integer"}) is None
+    first = _worker(grammars)
+    monkeypatch.setattr(Worker, "_read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        grammars.refusal(MULTIPLES)
+    monkeypatch.undo()
+    assert first.has_ended
+    assert grammars.refusal({"type": "string"}) is None
 
 
 def test_patterns_that_cannot_be_joined_are_refused_in_words(tmp_path_factory: pytest.TempPathFactory) -> None:
