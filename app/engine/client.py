@@ -7,6 +7,7 @@ A client belongs to one thread. `state` and `card` change only in `start`, `poll
 of the tests.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, Protocol
 
@@ -108,6 +109,13 @@ class ChatEngine(Protocol):
         ...
 
 
+def generations_to_cancel(running: set[int], generation: int | None) -> Sequence[int]:
+    """Return this generation if it runs, None: all that run, oldest first."""
+    if generation is None:
+        return sorted(running)
+    return sorted(running & {generation})
+
+
 class EngineClient:
     """A ChatEngine in a process of its own, with a second process for downloads."""
 
@@ -180,7 +188,7 @@ class EngineClient:
 
     def cancel(self, generation: int | None = None) -> None:
         if self._link is not None:
-            for each in sorted(self._open if generation is None else self._open & {generation}):
+            for each in generations_to_cancel(self._open, generation):
                 self._link.send(Cancel(each))
                 if self.state == "loading":  # a Done would wait for the model
                     self._open.discard(each)

@@ -192,7 +192,9 @@ class Delta:
     @cached_property
     def steps(self) -> list[StepText]:
         """The text of each step, where it is known."""
-        return [StepText.of(part) for part in self.parts if part.record or part.text] if self.has_steps else []
+        if not self.has_steps:
+            return []
+        return [StepText.of(part) for part in self.parts if part.record or part.text]
 
 
 @dataclass(frozen=True, slots=True)

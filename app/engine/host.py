@@ -161,9 +161,13 @@ class EngineHost:
         """Return the model to use in place of the sample model, on this machine."""
         from headrace.app.predict.recommend import recommended_for_chat  # not needed for other models
 
-        budget = memory.budget()
-        model = recommended_for_chat(machine(), budget.usable + mx.get_active_memory() if budget else None)
-        return None if model is None else replace(model, installed=model.name in Store().names())
+        usable = None
+        if (budget := memory.budget()) is not None:
+            usable = budget.usable + mx.get_active_memory()
+        model = recommended_for_chat(machine(), usable)
+        if model is None:
+            return None
+        return replace(model, installed=model.name in Store().names())
 
     def warm_up(self) -> None:
         """Compile the chat template, so that the first answer does not wait for it."""
@@ -337,7 +341,9 @@ class EngineHost:
             prompt = self._answerer.chat_prompt.encode(
                 command.messages, thinking=command.thinking, variables=command.variables
             )
-            message = self._count(last["content"]) if last["role"] == "user" else 0
+            message = 0
+            if last["role"] == "user":
+                message = self._count(last["content"])
             self._file_tokens = {text: self._file_tokens.get(text) or self._count(text) for text in command.files}
         files = tuple(self._file_tokens[text] for text in command.files)
         send(PromptCounted(command.id, len(prompt), self._fit.longest, message, files))

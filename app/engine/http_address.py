@@ -17,6 +17,13 @@ _LONGEST_BODY = 4 << 20
 _LONGEST_MESSAGE = 500  # characters of a server's error that are shown
 
 
+# Connection and usual port, by scheme.
+_CONNECTIONS: Mapping[str, tuple[type[HTTPConnection], int]] = {
+    "http": (HTTPConnection, 80),
+    "https": (HTTPSConnection, 443),
+}
+
+
 class ServerError(HTTPException):
     """An answer with an error: its message, in one line. code: its name for programs; "" without one."""
 
@@ -30,19 +37,22 @@ class HTTPAddress:
 
     def __init__(self, url: str, key: str | None = None) -> None:
         """url: with or without scheme and /v1. Raises UsageError."""
-        parts = urlsplit(url if "//" in url else f"http://{url}")
+        if "//" not in url:
+            url = f"http://{url}"
+        parts = urlsplit(url)
         try:
-            if parts.scheme not in ("http", "https") or not parts.hostname:
+            if parts.scheme not in _CONNECTIONS or not parts.hostname:
                 raise ValueError
-            secure = parts.scheme == "https"
+            self._connect, port = _CONNECTIONS[parts.scheme]
             self._host = parts.hostname
-            self._port = parts.port or (443 if secure else 80)  # `port` raises for one that is no number
+            self._port = parts.port or port  # `port` raises for one that is no number
         except ValueError:
             raise UsageError(f"URL: {url!r:.100} is no address of a server", "such as http://127.0.0.1:8080") from None
         self._path = parts.path.rstrip("/").removesuffix("/v1")
         self.url = f"{parts.scheme}://{parts.netloc}{self._path}"
-        self._connect = HTTPSConnection if secure else HTTPConnection
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._headers: dict[str, str] = {}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
 
     def connection(self, timeout_s: float) -> HTTPConnection:
         """Return a connection, which the first request opens."""

@@ -181,12 +181,16 @@ class Server:
                 self._await_command()
 
     def _await_command(self) -> None:
-        idle = self._host.idle if self._host is not None else None
+        idle = None
+        if self._host is not None:
+            idle = self._host.idle
         # Three waits: for the start of an answer, until idle work is due, and without an end.
         if self._preparation.pending:  # an answer is about to begin: other commands wait, as during one
             command = self._inbox.next(None, joins=True)
+        elif idle is not None and idle.due:
+            command = self._inbox.next(idle.after_s)
         else:
-            command = self._inbox.next(idle.after_s if idle is not None and idle.due else None)
+            command = self._inbox.next(None)
         if command is not None:
             if idle is not None and isinstance(command, Rest):
                 idle.rest()

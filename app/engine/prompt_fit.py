@@ -24,7 +24,9 @@ class PromptFit:
         """whole: a prompt may take the whole context."""
         self._prompts = prompts
         self._limit = context_limit
-        self.longest = context_limit - (0 if whole else min(MIN_ANSWER_TOKENS, context_limit // 8))
+        self.longest = context_limit
+        if not whole:
+            self.longest -= min(MIN_ANSWER_TOKENS, context_limit // 8)
 
     def fit(self, command: Generate, send: Callable[[Event], None]) -> list[int] | None:
         """Return the prompt's ids, without the oldest turns if `drop_oldest`; None (ContextFull sent) if too long.

@@ -16,7 +16,7 @@ from socket import SHUT_RDWR
 from typing import Any
 
 from headrace.app.config.load_options import ModelSpec
-from headrace.app.engine.client import EngineState
+from headrace.app.engine.client import EngineState, generations_to_cancel
 from headrace.app.engine.commands import Generate, PrefetchPrompt
 from headrace.app.engine.events import Abandoned, AnswerEvent, Died, Done, Event, Failed, LoadProgress, Ready
 from headrace.app.engine.http_address import HTTPAddress, ServerError, events
@@ -77,7 +77,7 @@ class RemoteEngine:
         """Do nothing."""
 
     def cancel(self, generation: int | None = None) -> None:
-        for each in sorted(self._open if generation is None else self._open & {generation}):
+        for each in generations_to_cancel(self._open, generation):
             self._events.put((self._current, Abandoned(each)))  # before the error of the closed connection
             with self._changes:
                 connection = self._running.pop(each, None)
@@ -139,7 +139,10 @@ class RemoteEngine:
             self._own = model.get("owned_by") == _OWN
             if self._own and model.get("status", {}).get("value") == "unloaded":
                 self._address.load_model(self._model, _SILENCE_S)
-            card = self._own_card() if self._own else unknown_card(self._model, model)
+            if self._own:
+                card = self._own_card()
+            else:
+                card = unknown_card(self._model, model)
             self._events.put((number, Ready(card)))
         except Exception as error:  # a server may answer anything, and this thread has nobody above it
             self._events.put((number, Failed(None, f"{self._address.url}: {_reason(error)}", None)))
@@ -185,8 +188,9 @@ class RemoteEngine:
     def _body(self, command: Generate) -> dict[str, object]:
         """Return the request. Raises ServerError for options that another server cannot honour and that must hold."""
         options = {key: value for key, value in command.options.given().items() if self._own or key not in _OURS_ALONE}
-        options |= {"headrace": {"steps": True}} if self._own else {}
-        if not self._own and command.options.grammar_source() is not None:  # never dropped: the answer would not fit
+        if self._own:
+            options["headrace"] = {"steps": True}
+        elif command.options.grammar_source() is not None:  # never dropped: the answer would not fit
             if command.options.schema is None:
                 raise ServerError("only headrace's own server takes a regular expression or a grammar")
             schema = {"name": "answer", "strict": True, "schema": command.options.schema}

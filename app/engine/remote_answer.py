@@ -15,7 +15,7 @@ from headrace.app.engine.http_address import ServerError
 from headrace.app.engine.telemetry import event_of, textless
 from headrace.models.text.events import Completed, TextChunk
 from headrace.models.text.thinking import CLOSING, OPENING
-from headrace.runtime.engine.request import Finished
+from headrace.runtime.engine.request import Finished, FinishReason
 from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary
 
 AnyPart = TypeVar("AnyPart", TextChunk, Completed)
@@ -59,7 +59,8 @@ class RemoteAnswer:
 
     def end(self) -> list[Event]:
         """Return the end of the answer, after the last chunk."""
-        done = self._done or Done(self._id, Finished("length" if self._cut else "stop", self._summary()))
+        reason: FinishReason = "length" if self._cut else "stop"
+        done = self._done or Done(self._id, Finished(reason, self._summary()))
         if not self._thinking and not self._content:
             return [done]
         rest = Completed("", done.end)
@@ -130,6 +131,12 @@ class RemoteAnswer:
         prompt = int(self._usage.get("prompt_tokens") or 0)
         cached = int((self._usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
         decoding = sum(self._latencies)
+        step_s = None
+        if self._latencies:
+            step_s = decoding / len(self._latencies)
+        tpot_s = None
+        if tokens > 1 and decoding:
+            tpot_s = decoding / (tokens - 1)
         return Summary(
             prompt_tokens=prompt,
             reused_tokens=cached,
@@ -140,9 +147,9 @@ class RemoteAnswer:
             first_step_s=None,
             ttft_s=self._ttft_s,
             step_latency=Percentiles.of(self._latencies),
-            step_s=decoding / len(self._latencies) if self._latencies else None,
+            step_s=step_s,
             itl=Percentiles.of(self._latencies),
-            tpot_s=decoding / (tokens - 1) if tokens > 1 and decoding else None,
+            tpot_s=tpot_s,
             weight_bytes_per_step=0,
             kv_bytes_per_token=0,
             kv_cache_bytes=0,

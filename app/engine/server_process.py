@@ -24,13 +24,16 @@ def server_process(arguments: Sequence[str], key: str | None) -> Iterator[str]:
     Raises the error that the server ended with.
     """
     command = [sys.executable, "-m", "headrace", "serve", "--port", "0", "-q", "--parent", str(os.getpid())]
+    variables = dict(os.environ)
+    if key is not None:
+        variables[environment.API_KEY] = key
     with tempfile.TemporaryFile() as errors:
         server = subprocess.Popen(
             [*command, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env=os.environ if key is None else {**os.environ, environment.API_KEY: key},
+            env=variables,
             start_new_session=True,  # Ctrl-C is for the parent
         )
         try:
@@ -46,8 +49,11 @@ def announced_address(server: "subprocess.Popen[bytes]", errors: IO[bytes]) -> s
     # model's name may contain one, an address has no spaces. The line is empty if the server has ended before.
     _, at, url = server.stdout.readline().decode().strip().rpartition(" at ")
     if not at:
-        kind = UsageError if server.wait(_END_S) == UsageError.exit_code else HeadraceError
-        raise kind(*_last_error(errors))
+        code = server.wait(_END_S)
+        message, hint = _last_error(errors)
+        if code == UsageError.exit_code:
+            raise UsageError(message, hint)
+        raise HeadraceError(message, hint)
     return url
 
 

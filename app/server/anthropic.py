@@ -42,6 +42,11 @@ REFUSED = frozenset({"mcp_servers", "container"})
 _BILLING = "x-anthropic-billing-header:"  # begins a system text that differs in every request and means nothing
 # Keys of a tool here, and those of OpenAI's functions.
 _FUNCTION_KEYS = {"name": "name", "description": "description", "input_schema": "parameters"}
+# Blocks before their text.
+_EMPTY: dict[str, dict[str, object]] = {
+    "text": {"type": "text", "text": ""},
+    "thinking": {"type": "thinking", "thinking": "", "signature": ""},
+}
 # Types of `thinking` without a budget; "enabled" has one.
 _THINKING: dict[str, bool] = {"disabled": False, "adaptive": True}
 
@@ -163,8 +168,10 @@ def _result(block: Body, identifier: str, where: str) -> dict[str, object]:
         content = "\n".join(_text(part, where, in_history=True) for part in content)
     if not isinstance(content, str | None):
         raise UsageError(f"{where}.content must be a text or a list of text blocks, not {shown(content)}")
-    failed = "error: " if block.get("is_error") else ""
-    return {"role": "tool", "content": failed + (content or ""), "tool_call_id": identifier}
+    text = content or ""
+    if block.get("is_error"):
+        text = f"error: {text}"
+    return {"role": "tool", "content": text, "tool_call_id": identifier}
 
 
 def _budget(value: Body) -> bool | int | None:
@@ -256,8 +263,11 @@ class MessageForm:
         if self._started:
             return b""
         self._started = True
-        reused = event.reused if isinstance(event, Prefill) else 0
-        fed = event.total + 1 if isinstance(event, Prefill) else 0  # the last token belongs to the first decode step
+        reused = 0
+        fed = 0
+        if isinstance(event, Prefill):
+            reused = event.reused
+            fed = event.total + 1  # the last token belongs to the first decode step
         usage = {"input_tokens": fed, "cache_read_input_tokens": reused, "cache_creation_input_tokens": 0}
         message: dict[str, object] = {
             **self._head,
@@ -280,8 +290,7 @@ class MessageForm:
         kind = "text" if part.kind == "content" else "thinking"
         opened = b""
         if not self._open or self._blocks[-1] != kind:
-            more = {"signature": ""} if kind == "thinking" else {}
-            opened = self._close() + self._open_block(kind, {"type": kind, kind: "", **more})
+            opened = self._close() + self._open_block(kind, _EMPTY[kind])
         return opened + self._delta({"type": f"{kind}_delta", kind: part.text})
 
     def _open_block(self, kind: str, block: dict[str, object]) -> bytes:

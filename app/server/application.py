@@ -162,10 +162,12 @@ async def _model_objects(models: ServedModels) -> list[dict[str, object]]:
     first = models.first
     documents = [model_object(first.card or await first.loaded(), first.state)]
     for model, engine in await models.listed():
-        if engine is not None and engine.card is not None:
-            documents.append(model_object(engine.card, engine.state))
+        if engine is None:
+            documents.append(installed_object(model, "unloaded"))
+        elif engine.card is None:
+            documents.append(installed_object(model, engine.state))
         else:
-            documents.append(installed_object(model, engine.state if engine is not None else "unloaded"))
+            documents.append(model_object(engine.card, engine.state))
     return documents
 
 
@@ -183,15 +185,19 @@ def _telemetry(served: Served) -> Endpoint:
 def _health(served: Served) -> Endpoint:
     async def endpoint(_: Request) -> Response:
         state = served.models.first.state
-        well = state in ("ready", "unloaded")
+        status: str = state
+        code = 503
+        if state in ("ready", "unloaded"):
+            status = "ok"
+            code = 200
         engines = served.models.engines
         document = {
-            "status": "ok" if well else state,
+            "status": status,
             "engine": state,
             "requests": sum(engine.open for engine in engines),
             "models_loaded": sum(engine.state == "ready" for engine in engines),
         }
-        return DocumentResponse(document, 200 if well else 503)
+        return DocumentResponse(document, code)
 
     return endpoint
 
@@ -210,10 +216,12 @@ async def _root(_: Request) -> Response:
 def application(served: Served, lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]]) -> ASGIApp:
     """Return the application. lifespan: starts and closes the engine."""
     origins = sorted(served.options.rules.origins)
-    cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+    middleware = []
+    if origins:
+        middleware.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
     app = Starlette(
         routes=routes(served),
-        middleware=[cors] if origins else [],
+        middleware=middleware,
         exception_handlers=dict.fromkeys((HTTPException, ApiError, HeadraceError, LeftError, Exception), _failed),
         lifespan=lifespan,
     )
@@ -269,6 +277,7 @@ class _Outer:
                 allowed = self._served.options.rules.cors(headers)  # so that an allowed page can read why
                 await _response(path, api_error(error), allowed)(scope, receive, noted)
         finally:
-            self._served.metrics.requests.labels(path if path in self._paths else "other", status).inc()
+            counted_path = path if path in self._paths else "other"
+            self._served.metrics.requests.labels(counted_path, status).inc()
             asked = f"{scope['method']} {quote(path, safe=_PLAIN)}"
             self._served.options.log(f"{asked:.100} {status} {time.monotonic() - started:.3f} s")

@@ -62,12 +62,18 @@ class ApiError(Exception):
 
     def openai(self) -> dict[str, object]:
         """Return the error document of OpenAI's API."""
-        kind = _OPENAI_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        kind = "server_error"
+        if self.status < 500:
+            kind = "invalid_request_error"
+        kind = _OPENAI_TYPES.get(self.status, kind)
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def anthropic(self) -> dict[str, object]:
         """Return the error document of Anthropic's API."""
-        kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        kind = "api_error"
+        if self.status < 500:
+            kind = "invalid_request_error"
+        kind = _ANTHROPIC_TYPES.get(self.status, kind)
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
 

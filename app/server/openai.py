@@ -22,6 +22,9 @@ from headrace.app.server.explain import prefix_of
 from headrace.app.server.form import COMMENT, data_events
 from headrace.app.server.parts import AnswerParts, CallPart, Part, token_reports
 
+# Fields of a `delta`, by the kind of its text.
+_TEXT_FIELDS = {"content": "content", "thinking": "reasoning_content"}
+
 
 class OpenAIForm(ABC):
     """Answers in either form: chunks with an identifier in common, choices, and their usage."""
@@ -84,8 +87,10 @@ class OpenAIForm(ABC):
 
     def document(self) -> dict[str, object]:
         """Return the whole answer."""
-        extra = {"headrace": self._own} if self._own else {}
-        return {**self._head(self.whole), "choices": self._choices(), "usage": self._usage(), **extra}
+        whole = {**self._head(self.whole), "choices": self._choices(), "usage": self._usage()}
+        if self._own:
+            whole["headrace"] = self._own
+        return whole
 
     def _head(self, kind: str) -> dict[str, object]:
         return {"id": self._about["id"], "object": kind, **self._about, "system_fingerprint": "headrace"}
@@ -95,8 +100,10 @@ class OpenAIForm(ABC):
     ) -> dict[str, object]:
         """Return a chunk of one choice. text: its `text` or its `delta`."""
         choice = {"index": index, **text, "logprobs": logprobs, "finish_reason": reason}
-        usage = {"usage": None} if self._call.include_usage else {}
-        return {**self._head(self.chunk), "choices": [choice], **usage}
+        chunk = {**self._head(self.chunk), "choices": [choice]}
+        if self._call.include_usage:
+            chunk["usage"] = None
+        return chunk
 
     def _usage(self) -> dict[str, object]:
         return openai_usage([answer.finished for answer in self._answers], self._call.count)
@@ -124,22 +131,21 @@ class ChatForm(OpenAIForm):
                 if call.name in self._call.custom
             ]
 
-        # Log probabilities go with the first delta of an event, or with an empty text if the event has none.
-        tokens = token_reports(event) if isinstance(event, Delta) else []
-        reports = chat_logprobs(tokens) if tokens else None
-        shown = deltas or ([{"content": ""}] if reports else [])
-        chunks = [
-            self._chunk(choice, {"delta": delta}, logprobs=None if number else reports)
-            for number, delta in enumerate(shown)
-        ]
         if isinstance(event, Done):
-            chunks.append(self._chunk(choice, {"delta": {}}, reason=finish_reason(event.end, answer.calls)))
-        return chunks
+            chunks = [self._chunk(choice, {"delta": delta}) for delta in deltas]
+            return [*chunks, self._chunk(choice, {"delta": {}}, reason=finish_reason(event.end, answer.calls))]
+        tokens = token_reports(event)
+        if not tokens:
+            return [self._chunk(choice, {"delta": delta}) for delta in deltas]
+        # Log probabilities go with the first delta of an event, or with an empty text if the event has none.
+        first, *others = deltas or [{"content": ""}]
+        chunks = [self._chunk(choice, {"delta": first}, logprobs=chat_logprobs(tokens))]
+        return [*chunks, *(self._chunk(choice, {"delta": delta}) for delta in others)]
 
     def _delta(self, part: Part) -> dict[str, object] | None:
         """Return the `delta` of a part; None for a piece of a custom tool's JSON, whose text comes at the end."""
         if not isinstance(part, CallPart):
-            return {"content" if part.kind == "content" else "reasoning_content": part.text}
+            return {_TEXT_FIELDS[part.kind]: part.text}
         if part.name in self._call.custom:
             begun = {"id": part.id, "type": "custom", "custom": {"name": part.name, "input": ""}}
             if part.first:

@@ -83,9 +83,12 @@ async def answer(
     requests = commands(call, engine.new_ids(call.choices), card, defaults)
     answering = engine.submit(requests, watched=watched)
     try:
-        first = await answering.next(keep_alive_s if call.stream else None)
-        headers = _unchecked(first)
-        if not call.stream:
+        if call.stream:
+            first = await answering.next(keep_alive_s)
+            headers = _unchecked(first)
+        else:
+            first = await answering.next()
+            headers = _unchecked(first)
             while first is not None:
                 form.take(*first)
                 first = None if answering.over else await answering.next()
@@ -142,11 +145,16 @@ async def _pieces(
     Keep-alives go by the clock: events of a long prefill send nothing.
     """
     try:
-        yield form.begin() + (b"" if first is None else form.take(*first))
+        piece = form.begin()
+        if first is not None:
+            piece += form.take(*first)
+        yield piece
         due = time.monotonic() + keep_alive_s
         while not answering.over:
             arrived = await answering.next(max(0.0, due - time.monotonic()))
-            piece = b"" if arrived is None else form.take(*arrived)
+            piece = b""
+            if arrived is not None:
+                piece = form.take(*arrived)
             if piece or time.monotonic() >= due:
                 due = time.monotonic() + keep_alive_s
                 yield piece or form.keep_alive

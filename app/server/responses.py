@@ -263,12 +263,15 @@ class ResponseForm:
     def _response(self, status: str) -> dict[str, object]:
         options = self._call.options
         end = self._answer.end
+        incomplete = None
+        if status == "incomplete":
+            incomplete = {"reason": "max_output_tokens"}
         return {
             **self._head,
             "status": status,
             "background": False,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "incomplete_details": incomplete,
             "max_output_tokens": options.max_tokens,
             "model": self._model,
             "output": list(self._output),
@@ -288,13 +291,11 @@ class ResponseForm:
         if isinstance(part, CallPart):
             return self._call_part(part)
         kind = "reasoning"
-        name = "reasoning_text"
         if part.kind == "content":
             kind = "message"
-            name = "output_text"
         opened = b""
         if not self._open or self._output[-1]["type"] != kind:
-            opened = self._close() + self._open_item(kind, name)
+            opened = self._close() + self._open_item(kind)
         written = self._output[-1]["content"][0]
         written["text"] += part.text
         reports = self._reports
@@ -303,17 +304,18 @@ class ResponseForm:
             written["logprobs"] += reports
         else:
             reports = []  # of thinking
-        return opened + self._event(f"response.{name}.delta", **self._place(), delta=part.text, logprobs=reports)
+        name = f"response.{written['type']}.delta"
+        return opened + self._event(name, **self._place(), delta=part.text, logprobs=reports)
 
-    def _open_item(self, kind: str, name: str) -> bytes:
+    def _open_item(self, kind: str) -> bytes:
+        number = token_hex(12)
         if kind == "message":
-            more: dict[str, object] = {"role": "assistant"}
+            item: dict[str, object] = {"id": f"msg_{number}", "type": kind, "status": "in_progress"}
+            item |= {"role": "assistant", "content": []}
+            part: dict[str, object] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         else:
-            more = {"summary": []}
-        begin = "msg" if kind == "message" else "rs"
-        item = {"id": f"{begin}_{token_hex(12)}", "type": kind, "status": "in_progress", **more, "content": []}
-        part: dict[str, object] = {"type": name, "text": ""}
-        part |= {"annotations": [], "logprobs": []} if kind == "message" else {}
+            item = {"id": f"rs_{number}", "type": kind, "status": "in_progress", "summary": [], "content": []}
+            part = {"type": "reasoning_text", "text": ""}
         index = len(self._output)
         self._open = True
         added = self._event("response.output_item.added", output_index=index, item=item)
@@ -327,7 +329,9 @@ class ResponseForm:
             events = self._close()
             item = self._call_item(part)
             events += self._event("response.output_item.added", output_index=len(self._output), item=item)
-            self._output.append(item | ({_WRITTEN: ""} if item["type"] == "custom_tool_call" else {}))
+            if item["type"] == "custom_tool_call":
+                item[_WRITTEN] = ""
+            self._output.append(item)
             self._open = True
         item = self._output[-1]
         if item["type"] == "custom_tool_call":  # its text is known when its JSON is whole
@@ -343,7 +347,10 @@ class ResponseForm:
             return {**item, "call_id": part.id, "name": part.name, "input": ""}
         space, name = self._call.namespaces.get(part.name, ("", part.name))
         item = {"id": f"fc_{number}", "type": "function_call", "status": "in_progress"}
-        return {**item, "call_id": part.id, "name": name, "arguments": ""} | ({"namespace": space} if space else {})
+        item |= {"call_id": part.id, "name": name, "arguments": ""}
+        if space:
+            item["namespace"] = space
+        return item
 
     def _close(self) -> bytes:
         """Return the events that end the open item."""
@@ -370,8 +377,10 @@ class ResponseForm:
     def _place(self) -> dict[str, object]:
         """Return the fields of an event that name the last item, and its only part of content if it has parts."""
         item = self._output[-1]
-        content = {"content_index": 0} if "content" in item else {}
-        return {"item_id": item["id"], "output_index": len(self._output) - 1, **content}
+        fields = {"item_id": item["id"], "output_index": len(self._output) - 1}
+        if "content" in item:
+            fields["content_index"] = 0
+        return fields
 
     def _event(self, name: str, **fields: object) -> bytes:
         document = {"type": name, "sequence_number": self._number, **fields}
