@@ -19,7 +19,6 @@ import mlx.core as mx
 
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.ops import LayersNode, LayerWeights, Mixture, Ops, Weight, mixtures, reference
-from headrace.runtime.ops.activations import unit
 
 _PLAIN = ("linear", "linear_add", "linear_add_norm")  # x, weight, ...
 _NORMED = ("norm_linear", "norm_glu")  # x, norm, epsilon, weight, ...
@@ -45,32 +44,24 @@ class _InputRecorder:
     def experts(
         self, x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str, normed: mx.array | None = None
     ) -> mx.array:
-        """Record the inputs of each expert, computed as `reference.experts` does; return the operation's result."""
+        """Compute a mixture one operation at a time, so that `expert_linear` sees the inputs of each expert."""
         ops = self._ops
-        h = reference.rms_norm(x, norm, eps) if normed is None else normed
-        router_input = h if m.router_norm is None else reference.rms_norm(x, m.router_norm, eps)
-        chosen, shares = mixtures.routed(ops.linear(router_input, m.router), m)  # (B, T, active) each
-        if m.latent is not None:
-            h = ops.linear(h, m.latent.into)
-        rows = mx.repeat(h.reshape(-1, h.shape[-1]), m.active, axis=0)  # (pairs, E): a token for each of its experts
-        if m.shares_first:
-            rows = rows * shares.reshape(-1, 1).astype(rows.dtype)
-        experts = chosen.reshape(-1, 1)  # (pairs, 1)
-        into = [stack for stack in (m.gate, m.up) if stack is not None]
-        inner = mx.concatenate([ops.expert_linear(rows, experts, stack, m.count) for stack in into], axis=-1)
-        inner = unit(inner.reshape(len(rows), -1), activation if m.curve is None else m.curve, compiled=False)
-        self._add_by_expert(into[0], rows, experts[:, 0], m.count)
-        self._add_by_expert(m.down, inner, experts[:, 0], m.count)
-        return ops.experts(x, norm, eps, m, activation, normed)
+        h = normed
+        if h is None:
+            h = ops.rms_norm(x, norm, eps)
+        return mixtures.experts_in_parts(x, h, eps, m, activation, ops.linear, self.expert_linear, ops.rms_norm)
 
-    def _add_by_expert(self, stack: Weight, rows: mx.array, experts: mx.array, count: int) -> None:
-        """Add squares of rows (pairs, K) to the sums of their experts (pairs,)."""
+    def expert_linear(self, x: mx.array, indices: mx.array, stack: Weight, experts: int) -> mx.array:
+        """Add squares of rows x (M, K) to the sums of their experts; return the operation's result."""
         key = id(stack)
-        sums = self.sums.get(key, mx.zeros((count, rows.shape[-1])))
-        tokens = self.tokens.get(key, mx.zeros((count,)))
-        self.sums[key] = sums.at[experts].add(rows.astype(mx.float32) ** 2)
-        self.tokens[key] = tokens.at[experts].add(1.0)
+        chosen = indices.flatten()  # (pairs,): M times as many, those of a row together
+        squares = mx.repeat(x.astype(mx.float32) ** 2, chosen.size // len(x), axis=0)  # (pairs, K)
+        sums = self.sums.get(key, mx.zeros((experts, x.shape[-1])))
+        tokens = self.tokens.get(key, mx.zeros((experts,)))
+        self.sums[key] = sums.at[chosen].add(squares)
+        self.tokens[key] = tokens.at[chosen].add(1.0)
         mx.eval(self.sums[key], self.tokens[key])
+        return self._ops.expert_linear(x, indices, stack, experts)
 
     def importance(self, weight: Weight) -> mx.array | None:
         """Return the importance of a weight's columns (K,), or (X, K) of a stack; None if nothing was recorded."""

@@ -1,7 +1,8 @@
-"""Routing, and products with stacks of expert matrices, in stock MLX.
+"""Mixtures of experts: routing, products with stacks of expert matrices, and both one operation at a time.
 
-`reference.experts` uses both; `native` does for mixtures that its kernels do not compute at once. The kernels route by
-the same rules, in runtime/native, and tests/runtime/ops/test_native_experts.py compares.
+`reference.experts` uses the first two. `native` uses the last for mixtures that its kernels do not compute at once, and
+`models.loading.importance` to see each operation. The kernels route by the same rules, in runtime/native, and
+tests/runtime/ops/test_native_experts.py compares.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,6 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from headrace.runtime.ops.activations import unit
 from headrace.runtime.ops.weights import Mixture, Weight
 
 
@@ -194,3 +196,42 @@ def expert_linear(x: mx.array, indices: mx.array, stack: Weight, _experts: int) 
     chosen = indices.flatten()
     rows = token_of_pair(chosen.size, chosen.size // max(1, x.shape[0]))
     return gathered(x[:, None], stack, chosen, rows).reshape(*indices.shape, -1)
+
+
+def experts_in_parts(
+    x: mx.array,
+    h: mx.array,
+    eps: float,
+    m: Mixture,
+    activation: str,
+    linear: Callable[[mx.array, Weight], mx.array],
+    expert_linear: Callable[[mx.array, mx.array, Weight, int], mx.array],
+    rms_norm: Callable[[mx.array, mx.array, float], mx.array],
+) -> mx.array:
+    """Return x + the experts' output for h, as `reference.experts`, by three operations of any `Ops`.
+
+    x: the layer's input (B, T, E); the output is added to it if `m.residual`.
+    h: norm(x).
+    eps: of the router's norm, if it has one.
+    """
+    router_input = h
+    if m.router_norm is not None:
+        router_input = rms_norm(x, m.router_norm, eps)
+    chosen, shares = routed(linear(router_input, m.router), m)  # (B, T, active) each
+    if m.latent is not None:
+        h = linear(h, m.latent.into)
+    rows = h  # of tokens, for all experts of each
+    if m.shares_first:
+        rows = h[..., None, :] * shares[..., None].astype(h.dtype)  # (B, T, active, E): of tokens for each expert
+        shares = mx.ones_like(shares)
+    rows = rows.reshape(-1, rows.shape[-1])
+    inputs = [expert_linear(rows, chosen, stack, m.count) for stack in (m.gate, m.up) if stack is not None]
+    curve = activation if m.curve is None else m.curve
+    inner = unit(mx.concatenate(inputs, axis=-1), curve, compiled=False)  # (B, T, active, F)
+    outputs = expert_linear(inner.reshape(-1, inner.shape[-1]), chosen, m.down, m.count)  # (B, T, active, E)
+    output = (outputs * shares[..., None].astype(outputs.dtype)).sum(axis=-2)
+    if m.latent is not None:
+        if m.latent.norm is not None:
+            output = rms_norm(output, m.latent.norm, m.latent.eps)
+        output = linear(output, m.latent.out)
+    return x + output if m.residual else output

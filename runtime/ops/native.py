@@ -351,32 +351,12 @@ def experts(
     if m.is_composed or activation in STOCK_ONLY:
         if normed is None:
             normed = rms_norm(x, norm, eps)
-        return _experts_in_parts(x, normed, m, activation if m.curve is None else m.curve)
+        return mixtures.experts_in_parts(x, normed, eps, m, activation, linear, expert_linear, rms_norm)
     plan = experts_plan(m, activation)
     if plan is None:
         fallbacks["experts: weights were not prepared"] += 1
         return reference.experts(x, norm, eps, m, activation, normed)
     return kernels.experts(x, norm, eps, plan)
-
-
-def _experts_in_parts(x: mx.array, h: mx.array, m: Mixture, activation: str | Curve) -> mx.array:
-    """Return x + the experts' output for h, one operation at a time, for mixtures that no node computes."""
-    chosen, shares = mixtures.routed(linear(h, m.router), m)  # (B, T, active) each
-    if m.latent is not None:
-        h = linear(h, m.latent.into)
-    inputs = [
-        expert_linear(h.reshape(-1, h.shape[-1]), chosen, stack, m.count)
-        for stack in (m.gate, m.up)
-        if stack is not None
-    ]
-    inner = unit(mx.concatenate(inputs, axis=-1), activation, compiled=False)  # (B, T, active, F)
-    outputs = expert_linear(inner.reshape(-1, inner.shape[-1]), chosen, m.down, m.count)  # (B, T, active, E)
-    output = (outputs * shares[..., None]).sum(axis=-2)
-    if m.latent is not None:
-        if m.latent.norm is not None:
-            output = rms_norm(output, m.latent.norm, m.latent.eps)
-        output = linear(output, m.latent.out)
-    return x + output if m.residual else output
 
 
 def join_experts(gate: Weight, up: Weight) -> tuple[Weight, Weight | None]:
