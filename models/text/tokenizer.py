@@ -168,16 +168,9 @@ class Tokenizer:
         """
         parts: list[tuple[str, bool]] = []
         stream = self.detokenizer()
-        for index in ids:
-            is_control = index in self._controls.ids
-            if is_control:
-                text = self.token_text(index)
-            else:
-                text = stream.add(index)
-            if parts and parts[-1][1] == is_control:
-                before, _ = parts.pop()
-                text = before + text
-            parts.append((text, is_control))
+        for is_control, run in itertools.groupby(ids, key=self._controls.ids.__contains__):
+            piece_of = self.token_text if is_control else stream.add
+            parts.append(("".join(map(piece_of, run)), is_control))
         rest = stream.finish()
         if rest:
             parts.append((rest, False))

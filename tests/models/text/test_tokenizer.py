@@ -177,3 +177,12 @@ def test_without_a_template_a_chat_is_refused(write: Callable[..., Path]) -> Non
     (directory / "chat_template.jinja").unlink()
     with pytest.raises(UsageError, match="no chat template"):
         Tokenizer.load(directory).encode_chat([{"role": "user", "content": "hi"}])
+
+
+def test_neighbours_of_a_kind_are_one_part_of_a_marked_sequence(write: Callable[..., Path]) -> None:
+    tokenizer = Tokenizer.load(write("chatml"))
+    end = id_of(tokenizer, "<|im_end|>")
+    ids = [*tokenizer.encode("two words"), end, end, *tokenizer.encode("€"), end]
+    parts = [("two words", False), ("<|im_end|><|im_end|>", True), ("€", False), ("<|im_end|>", True)]
+    assert tokenizer.marked(ids) == parts
+    assert tokenizer.marked([]) == []
