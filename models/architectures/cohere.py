@@ -1,6 +1,7 @@
 """Command R, R7B and A, and Command A+ with experts: attention and feed-forward have one LayerNorm.
 
 `architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+Guards: tests/parity/test_mlx_lm_families.py by logits, and tests/models/architectures/test_cohere.py.
 """
 
 from dataclasses import replace

@@ -3,6 +3,8 @@
 A new field has its value in a family's file and its use in `models.network`: in `tensors.py` if it changes matrices, in
 `layers.py` and `decoder.py` otherwise. Defaults are those of Llama, so that a family states what differs. All records
 are frozen: families change them by `replace` in their `complete`.
+
+Guard: tests/models/architectures/test_config.py.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,7 @@
 """DeepSeek, Kimi K2, Mistral 4, Youtu, dots.llm1, Ling: mixtures with shared experts; latents in most.
 
 `architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+Guard: tests/parity/test_mlx_lm_families.py, which compares logits with those of mlx-lm's classes.
 """
 
 from dataclasses import replace
@@ -109,6 +110,8 @@ def _v4_keys(config: Config) -> None:
     """
     fields = Fields(config)
     layers = fields.count("num_hidden_layers")
+
+    # Kinds of layers, as sizes of groups
     kinds = fields.listed("layer_types", layers)
     if kinds is not None:
         groups = {**_V4_GROUPS, **fields.section("compress_rates")}
@@ -117,6 +120,8 @@ def _v4_keys(config: Config) -> None:
         if indexed != ["compressed_sparse_attention"] or not groups.keys() >= set(kinds):
             raise UnsupportedModelError(f"config.json: deepseek_v4 with groups of {groups!r:.120}")
         config["compress_ratios"] = [groups[kind] for kind in kinds]
+
+    # Layers whose experts follow from a table by token id: the first ones
     routers = fields.listed("mlp_layer_types", layers)
     if routers is not None:
         hashed = routers.count("hash_moe")
@@ -126,6 +131,7 @@ def _v4_keys(config: Config) -> None:
     if config.get("partial_rotary_factor") is not None:
         config["qk_rope_head_dim"] = int(fields.count("head_dim") * fields.positive("partial_rotary_factor"))
 
+    # Rotations: of the layers' own rows, and of the entries of groups
     rope = fields.section("rope_parameters")
     main = rope.get("main")
     pooled = rope.get("compress")

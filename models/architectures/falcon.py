@@ -5,6 +5,7 @@ all but that of the values folded in, and files of llama.cpp all. `key_multiplie
 multiplies all scores.
 
 `architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+Guard: tests/parity/test_mlx_lm_families.py, which compares logits with those of mlx-lm's classes.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,8 @@
 """Table of all architectures by model_type.
 
 A new file with rows is added to the imports and to `_FILES`. Rows of a model_type stand in one file only.
+
+Guard: tests/models/architectures/test_published_names.py.
 """
 
 from collections.abc import Mapping

@@ -5,6 +5,7 @@ feed-forwards with few active gates; Gemma 4 has two head sizes, rotation of a p
 dense feed-forward. Missing keys have the defaults of mlx-lm's class.
 
 `architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+Guard: tests/parity/test_mlx_lm_families.py, which compares logits with those of mlx-lm's classes.
 """
 
 import re

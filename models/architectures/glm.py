@@ -1,6 +1,7 @@
 """GLM 4 and 5, Solar Open: dense layers with four norms, mixtures, attention over latents.
 
 `architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+Guard: tests/parity/test_mlx_lm_families.py, which compares logits with those of mlx-lm's classes.
 """
 
 from headrace.models.architectures.architecture import BIASES, QKV, Architecture

@@ -1,6 +1,7 @@
 """Granite 3, 4 and SWA, MiniCPM 1 to 3: multipliers of everything, Mamba-2 layers, experts next to a feed-forward.
 
 `architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+Guard: tests/parity/test_mlx_lm_families.py, which compares logits with those of mlx-lm's classes.
 """
 
 from dataclasses import replace

@@ -4,6 +4,7 @@ K3 has the keys and layers of Kimi Linear, and adds mixtures of residual sums, S
 own. Nothing rotates.
 
 `architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+Guard: tests/parity/test_mlx_lm_families.py, which compares logits with those of mlx-lm's classes.
 """
 
 import re

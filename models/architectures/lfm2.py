@@ -1,6 +1,7 @@
 """LFM2: short convolutions between layers of attention, dense or with experts.
 
 `architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+Guard: tests/parity/test_mlx_lm_families.py, which compares logits with those of mlx-lm's classes.
 """
 
 from headrace.models.architectures.architecture import BIASES, MIXER, Architecture

@@ -1,6 +1,7 @@
 """Llama, Mistral, and architectures with their layers.
 
 `architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+Guard: tests/parity/test_mlx_lm_families.py, which compares logits with those of mlx-lm's classes.
 """
 
 from dataclasses import replace
@@ -27,7 +28,10 @@ def growing_queries(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     section = Fields(fields.section("rope_parameters"))
     beta = section.values.get("llama_4_scaling_beta")
     length = section.count("original_max_position_embeddings")
-    growth = (section.positive("llama_4_scaling_beta"), length, 0) if beta else None
+    growth = None
+    if beta:
+        # The queries' factors begin at the position `length`: 0 ahead of it, unlike Llama 4.
+        growth = section.positive("llama_4_scaling_beta"), length, 0
     return replace(decoder, layers=tuple(replace(layer, growth=growth) for layer in decoder.layers))
 
 
@@ -42,12 +46,14 @@ def _llama4(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     chunk = fields.count("attention_chunk_size", default=_CHUNK) if values.get("attention_chunk_size", _CHUNK) else 0
     growth = None
     if values.get("attn_temperature_tuning", True):
+        # Positions count from 1 here, so the factors begin one position ahead.
         growth = fields.positive("attn_scale", default=0.1), fields.count("floor_scale", default=_CHUNK), 1
+
     layers = []
-    # Without `layer_types`, the layers that rotate are those that attend in chunks.
     for number, layer in enumerate(decoder.layers):
-        cut = layer.rope is not None if kinds is None else kinds[number] == "chunked_attention"
-        chunked = bool(chunk and cut)
+        # Without `layer_types`, the layers that rotate are those that attend in chunks.
+        listed = layer.rope is not None if kinds is None else kinds[number] == "chunked_attention"
+        chunked = bool(chunk and listed)
         layers.append(
             replace(
                 layer,

@@ -5,6 +5,7 @@ configuration: ranks divide the model by them. No layer has K/V, so a conversati
 whatever its length.
 
 `architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+Guard: tests/parity/test_mlx_lm_families.py, which compares logits with those of mlx-lm's classes.
 """
 
 from dataclasses import replace
@@ -44,10 +45,10 @@ def _mamba2(fields: Fields) -> MixerConfig:
 
 
 def _mamba_keys(config: Config) -> None:
-    """Add the rank of steps where it is "auto", and one head in place of attention's."""
+    """Add the rank of steps where it is "auto", a sixteenth of the width, and one head in place of attention's."""
     width = config.get("hidden_size")
     if config.get("time_step_rank") == "auto" and type(width) is int:
-        config["time_step_rank"] = -(-width // 16)
+        config["time_step_rank"] = -(-width // 16)  # rounded up, as in transformers' class
     config["num_attention_heads"] = config["num_key_value_heads"] = 1
 
 

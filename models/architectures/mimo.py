@@ -1,6 +1,7 @@
 """MiMo: dense with a head that drafts; V2 has keys of 192 and values of 128, windows with sinks, and mixtures.
 
 `architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+Guard: tests/parity/test_mlx_lm_families.py, which compares logits with those of mlx-lm's classes.
 """
 
 from dataclasses import replace

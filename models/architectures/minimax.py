@@ -1,6 +1,7 @@
 """MiniMax M1 to M3: mixtures chosen by sigmoids; M3 attends to blocks of entries that an indexer chooses.
 
 `architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+Guard: tests/parity/test_mlx_lm_families.py, which compares logits with those of mlx-lm's classes.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,7 @@
 """Text part of Mllama (Llama 3.2 Vision): a Llama, between layers that attend to images and are skipped without one.
 
 `architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+Guard: tests/models/architectures/test_mllama.py.
 """
 
 import re
@@ -21,7 +22,7 @@ _TEXT = {
     "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
     "rope_theta": 5e5, "cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38],
 }  # fmt: skip
-_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
+_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")  # the beginning of "model.layers.3.mlp.up_proj.weight"
 
 
 def _image_layers(config: Mapping[str, Any]) -> set[int]:

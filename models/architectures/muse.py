@@ -1,6 +1,7 @@
 """Muse Glimmer: gates of heads, norms of queries and keys without weights, positions in layers with a window alone.
 
 `architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+Guards: tests/parity/test_mlx_lm_families.py by logits, and tests/models/architectures/test_muse.py.
 """
 
 from dataclasses import replace

@@ -4,6 +4,7 @@ A layer of Nemotron-H here is a block that mixes tokens, and the feed-forward af
 letters: M Mamba-2, * attention, - a feed-forward, E experts.
 
 `architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+Guards: tests/parity/test_mlx_lm_families.py by logits, and tests/models/architectures/test_nas.py.
 """
 
 import re

@@ -3,6 +3,7 @@
 OLMoE, and the hybrid's recurrent layers, have the usual norms before each half of a layer instead.
 
 `architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+Guard: tests/parity/test_mlx_lm_families.py, which compares logits with those of mlx-lm's classes.
 """
 
 from dataclasses import replace

@@ -1,6 +1,7 @@
 """OpenELM: layers with other numbers of heads and other widths, growing from the first to the last.
 
 `architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+Guard: tests/parity/test_mlx_lm_families.py, which compares logits with those of mlx-lm's classes.
 """
 
 from dataclasses import replace

@@ -1,6 +1,7 @@
 """Qwen 1 to 3.5: dense layers, mixtures, and gated delta networks between layers of gated attention.
 
 `architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+Guard: tests/parity/test_mlx_lm_families.py, which compares logits with those of mlx-lm's classes.
 """
 
 from dataclasses import replace

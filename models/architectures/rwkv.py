@@ -4,6 +4,7 @@ Heads of the recurrence stand in place of attention's in the configuration. Name
 flash-linear-attention, which mlx-lm's class has, too.
 
 `architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+Guard: tests/parity/test_mlx_lm_families.py, which compares logits with those of mlx-lm's classes.
 """
 
 from dataclasses import replace

@@ -1,6 +1,7 @@
 """Step 3.5: other heads in layers with a window, gates of heads, and bounds of activations in single layers.
 
 `architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
+Guards: tests/parity/test_mlx_lm_families.py by logits, and tests/models/architectures/test_step.py.
 """
 
 from dataclasses import replace
