@@ -5,6 +5,8 @@ NAME.gguf       a link to the file, or to each part of a split model
 headrace.json   "gguf": {"NAME.gguf": {"bytes": size, "mtime_ns": time}}, the files that the list was made of
 
 `models.registry.import_gguf` writes such an entry, and `open_checkpoint` reads it.
+
+Guard: tests/models/gguf/test_link.py.
 """
 
 import stat

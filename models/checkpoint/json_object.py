@@ -1,6 +1,8 @@
 """Reading JSON objects from untrusted files that accompany the weights.
 
 Files that decide what is loaded go through `models.checkpoint.safetensors`, which is stricter.
+
+Guard: tests/faults/test_side_files.py.
 """
 
 import json

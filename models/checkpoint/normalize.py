@@ -106,6 +106,8 @@ def _unnest_rope(config: dict[str, object]) -> None:
         return
     if not isinstance(nested, dict):
         raise CheckpointError(f"config.json: rope_parameters must be an object, not {nested!r:.60}")
+
+    # The section of full attention; of the other one older keys have the base alone.
     full = nested
     if isinstance(nested.get("full_attention"), dict):
         full = nested["full_attention"]
@@ -115,12 +117,16 @@ def _unnest_rope(config: dict[str, object]) -> None:
     for key in ("rope_theta", "partial_rotary_factor"):
         if full.get(key) is not None:
             config[key] = full[key]
+
+    # The rest of it is the scaling.
     kind = full.get("rope_type") or full.get("type") or "default"
     scaling = {key: value for key, value in full.items() if key not in ("rope_theta", "partial_rotary_factor")}
     scaling |= {"type": kind, "rope_type": kind}
     config["rope_scaling"] = None
     if kind not in ("default", "axial"):
         config["rope_scaling"] = scaling
+
+    # LongRoPE's original context stands in both places: classes read the one or the other.
     trained = full.get("original_max_position_embeddings")
     if kind == "longrope":
         trained = trained or config.get("original_max_position_embeddings") or config.get("max_position_embeddings")

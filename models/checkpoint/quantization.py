@@ -5,6 +5,8 @@ modes are floats of 4 or 8 bits that share a scale of one byte: mxfp4, mxfp8 (OC
 
 A config.json states general settings and those of single modules:
 {"bits": 4, "group_size": 64, "lm_head": {"bits": 8, "group_size": 64}}.
+
+Guards: tests/models/network/test_parameters.py and tests/models/loading/test_keep_quantized.py.
 """
 
 from collections.abc import Mapping

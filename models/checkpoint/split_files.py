@@ -1,4 +1,7 @@
-"""Names of GGUF models, whole or split: NAME-00001-of-00003.gguf and the rest of its set, as llama.cpp writes them."""
+"""Names of GGUF models, whole or split: NAME-00001-of-00003.gguf and the rest of its set, as llama.cpp writes them.
+
+Guard: tests/models/gguf/test_split.py.
+"""
 
 import re
 from collections.abc import Iterable

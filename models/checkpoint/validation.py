@@ -1,6 +1,8 @@
 """Integrity of an installed model: headers, configuration and tokenizer file, without reading weights.
 
 `pull` and `doctor` use `check_sound`. During a load, `report_store_damage` adds how to replace a damaged store entry.
+
+Guards: tests/faults/test_side_files.py, and tests/app/cli/test_doctor.py for the store.
 """
 
 from collections.abc import Iterator
@@ -40,6 +42,7 @@ def convert_read_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        # MLX has one class for all its errors: those of its readers begin with the reader's name.
         if not str(error).startswith(("[read]", "[load_safetensors]")):
             raise
         raise CheckpointError("the weights changed or went away while they were loaded") from error

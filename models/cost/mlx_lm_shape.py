@@ -1,6 +1,8 @@
 """`StepShape` of architectures that only mlx-lm's classes run: the class is made without reading weights.
 
 From a config alone, parameters get the shapes and types implied by its quantization and dtype.
+
+Guard: tests/models/cost/test_mlx_lm_shape.py.
 """
 
 from collections import Counter

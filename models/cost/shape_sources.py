@@ -99,7 +99,8 @@ def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = 
             module, _, kind = stack.rpartition(".")
             if kind in ("weight", "scales", "biases", "bias"):
                 sizes[module] += tensor.nbytes // len(stacks)
-    growth = _split_latents(sizes, config)
+    growth = _split_latents(sizes, config)  # bytes that loading adds
+
     tied = config.tied_embeddings or not sizes["lm_head"]
     count = mixtures[0].count if mixtures else 1  # experts of a stack
 
@@ -112,6 +113,7 @@ def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = 
     # name for count as read. `test_a_config_alone_gives_the_bytes_of_every_family` compares with `_vector_weights`.
     config = replace(config, tied_embeddings=tied)
     shape = _build(config, size_of, "safetensors headers")
+
     # Parameters of an activation (xIELU in Apertus) become numbers of the graph while loading.
     constant = sum(tensor.nbytes for name, tensor in part.tensors.items() if ".act_fn." in name)
     unread = looked_up_bytes(config, size_of)
@@ -119,6 +121,7 @@ def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = 
         unread += sizes["lm_head"]  # a tied table may be stored twice
     read = part.nbytes + growth - constant - unread
     vectors = read - sum(matrix.count * matrix.nbytes for matrix in shape.matrices)
+
     head = head_tensors(checkpoint)
     head_bytes = 0
     if head is not None:

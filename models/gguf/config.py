@@ -131,6 +131,8 @@ def _attention(metadata: Metadata, row: GGUFArchitecture, file: Contents, sizes:
     kv_heads = _heads(metadata, row, "{arch}.attention.head_count_kv", heads)
     if heads % kv_heads:
         raise CheckpointError(f"{heads} attention heads cannot share {kv_heads} key/value heads")
+
+    # The size of a head, and of the part of it that turns
     usual = sizes["hidden_size"] // heads
     head_dim = metadata.integer("{arch}.attention.key_length", usual, minimum=1, maximum=HEADS)
     rotated = head_dim
@@ -146,6 +148,8 @@ def _attention(metadata: Metadata, row: GGUFArchitecture, file: Contents, sizes:
     }
     if row.rotates_part:
         config["partial_rotary_factor"] = rotated / head_dim
+
+    # Scaling of positions beyond the trained context
     if not row.scales_rope:
         return config
     if file.long_factors is not None:

@@ -5,6 +5,8 @@ only if that many of the smallest entries fit. Violations raise CheckpointError.
 trusts its input, is not used.
 
 Layout per the GGUF specification (ggml/docs/gguf.md), versions 2 and 3, little-endian.
+
+Guards: tests/models/gguf/test_container.py and tests/faults/test_gguf.py.
 """
 
 import itertools

@@ -1,6 +1,8 @@
 """GGUF files that are no language model by themselves, by name: adapters, vision parts, embedding models and others.
 
 `gguf.convert` refuses them by these names, before it looks for an architecture.
+
+Guard: tests/models/gguf/test_kinds.py.
 """
 
 from headrace.models.gguf.architectures import architecture_of

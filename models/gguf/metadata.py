@@ -1,6 +1,8 @@
 """Typed access to GGUF metadata; a missing key, wrong type or range raises CheckpointError.
 
 It notes each key that is read: `config.refuse_unread` refuses those that change logits and were not.
+
+Guards: tests/models/gguf/test_config.py and tests/faults/test_gguf.py.
 """
 
 import math

@@ -18,7 +18,7 @@ ROPE_SHORT = "rope_factors_short.weight"
 # Llama 3's numbers are equal in all models; the factor differs (8 or 32 in Llama), and rarely the original context.
 _LOW = 1.0
 _HIGH = 4.0
-_LLAMA3_CONTEXT = 8192
+_LLAMA3_CONTEXT = 8192  # tokens, the usual original context
 _TOLERANCE = 1e-3  # deviation from a formula: files have numbers in float32, and some converters round them
 
 

@@ -1,6 +1,8 @@
 """Vocabulary of a GGUF file: token texts, their kinds, and the ids of special tokens.
 
 `gguf.tokenizer` makes tokenizer.json of it, and `gguf.config` generation_config.json of the ids.
+
+Guard: tests/models/gguf/test_tokenizer.py.
 """
 
 from dataclasses import dataclass

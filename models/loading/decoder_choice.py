@@ -2,6 +2,8 @@
 
 headrace's own decoder runs the architectures it has, those with recurrent state on the native kernels only; mlx-lm's
 classes run all others.
+
+Guard: tests/models/loading/test_load.py.
 """
 
 from typing import Literal

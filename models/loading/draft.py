@@ -1,6 +1,8 @@
 """Loading a draft model for speculative decoding, and its checks against the target model.
 
 For `--draft`: `app.cli.load_for_answers`, the engine and benchmarks call `load_draft` after the model is loaded.
+
+Guard: tests/models/loading/test_draft.py.
 """
 
 from collections.abc import Sequence

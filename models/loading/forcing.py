@@ -2,6 +2,8 @@
 
 `begin` prefills a context. `score` feeds a text after it, as decode steps or prefill chunks, and yields logits; the
 cache then holds the context again. All networks see the same tokens. T = tokens, V = vocabulary.
+
+Guard: tests/app/bench/quality/test_quality_run.py.
 """
 
 import time

@@ -1,6 +1,8 @@
 """Key of a measurement that is kept on disk for the weights that it was made with.
 
 `activation_choice` and `app.quantize.sensitivity` keep their figures under it.
+
+Guard: tests/models/loading/test_measurement_key.py.
 """
 
 import hashlib

@@ -1,6 +1,8 @@
 """Recommended sampling of a model: its generation_config.json's, else the catalog's.
 
 `load_resolved` gives it to the loaded model; settings of the user take precedence.
+
+Guard: tests/models/loading/test_recommended.py.
 """
 
 import tomllib

@@ -68,6 +68,7 @@ _PARTS = {
     ".shared_experts.w2.": ".shared_experts.down_proj.",
     ".shared_experts.w3.": ".shared_experts.up_proj.",
 }
+# layers.3.ffn.experts.17.w1.weight: the feed-forward, the expert, its matrix, the part of it
 _EXPERT = re.compile(r"(.+\.ffn)\.experts\.(\d{1,9})\.(w[123])\.(weight|scales)")
 _FP8 = (".wq_a", ".wq_b", ".wkv", ".wo_a", ".wo_b", ".gate_proj", ".up_proj", ".down_proj")  # published so
 _EXPERT_PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}

@@ -3,6 +3,8 @@
 The file has the state of every part, and of the newest earlier mark, since a next prompt may open the last answer
 differently. Its name follows from the tokens (`runtime.kv.disk.file_names`). Content is a safetensors file: arrays, and
 other attributes as JSON.
+
+Guard: tests/models/mlx_lm/test_prefixes.py.
 """
 
 import json

@@ -6,6 +6,8 @@ adapted to the tensor names that transformers 5 writes, and corrected by the row
 mlx-lm's own loader reads plain and MLX-quantized checkpoints. Foreign matrices are dequantized to float32 first, since
 a class's `sanitize` may split, join and transpose them, and quantized to 8 bits afterwards. Matrices that affine groups
 represent exactly stay packed, except experts, which classes stack. Groups of 16 become 8 bits too.
+
+Guards: tests/models/gguf/test_layered.py and tests/models/mlx_lm/test_network.py.
 """
 
 import re

@@ -1,6 +1,8 @@
 """LongRoPE of mlx-lm's classes, which rotate by the long factors always. See `models.network.long_rope`.
 
 docs/workarounds.md has the upstream reference.
+
+Guard: tests/models/mlx_lm/test_long_rope.py.
 """
 
 from collections.abc import Mapping

@@ -108,12 +108,14 @@ class Decoder:
         self._inputs = LayerInputs(config, parameters) if config.input_size else None
         if config.positions:
             self._positions = parameters.matrix("model.embed_positions", config.positions, width)
+
         family = config.family
         if family.embedding_norm:
             weight, bias = (parameters.vector(f"model.embed_norm.{part}", width) for part in ("weight", "bias"))
             self._table_norm = weight, bias
         if not family.norm_weights or config.embedding_eps is not None:
             self._ones = parameters.ones(width)
+
         if family.norm_weights:
             offset = 0.0 if family.last_norm_whole else config.norm_weight_offset
             self._norm = parameters.vector("model.norm.weight", width, offset)
@@ -127,6 +129,7 @@ class Decoder:
             self._norm = self._norm * scale
             if self._norm_bias is not None:
                 self._norm_bias = self._norm_bias * scale
+
         self._head = self._table
         if not config.tied_embeddings and "lm_head.weight" in parameters:
             self._head = parameters.matrix("lm_head", config.vocab_size, width)
@@ -249,6 +252,7 @@ class Decoder:
         for array in looked_up:
             del read[id(array)]
         nbytes = sum(array.nbytes for array in read.values())
+
         sizes = module_bytes(self._prepared)
         matrices = layer_matrices(self.config, lambda module, _tensor: sizes[module])
         head = self._head
@@ -258,9 +262,10 @@ class Decoder:
             numbers = sum(factor.rows * factor.columns for factor in factors)
             factor_bytes = sum(factor.nbytes for factor in factors)
             matrices.append(Matrix("adapter", 1, numbers, 1, factor_bytes, reads=Fraction(self.config.loops)))
+
         return step_cost(
             matrices,
-            nbytes - sum(matrix.count * matrix.nbytes for matrix in matrices),
+            nbytes - sum(matrix.count * matrix.nbytes for matrix in matrices),  # the rest is vectors'
             kv_layers(self.config, self.kv_shape.format),
             attention_flops_per_entry(self.config.heads, self.config.head_dim),
             state_bytes(self.config),

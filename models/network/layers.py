@@ -245,6 +245,7 @@ def kv_shape_of(config: DecoderConfig, layers: list[LayerWeights], kv: KVFormat)
     Further states of a layer are layers after all others (`later_states`). The keys of each indexer are one more layer
     after those, as `KVShape.index_keys_of` expects: one head, with half of a key stored as K and half as V.
     """
+    # Their indices: the layers themselves, then further states, then keys of indexers.
     indexers = {i: layer.own_indexer for i, layer in enumerate(config.layers) if layer.own_indexer is not None}
     later = [mixer for layer in layers for mixer in layer.later_mixers]
     stateful = range(len(layers), len(layers) + len(later))
@@ -304,6 +305,8 @@ def _layer(
         down=None,
         mlp_post_norm=norms.of_branch(names.after_mlp, after_mlp),
     )
+
+    # The parts that mix tokens, then those of each token by itself
     if layer.attends:
         weights = _with_attention(weights, config, parameters, prefix, layer, rope)
     if layer.mixer is not None:
@@ -311,6 +314,8 @@ def _layer(
     if layer.experts is not None:
         weights = _with_experts(weights, config, parameters, prefix, layer.experts)
     weights = _with_feed_forward(weights, config, parameters, prefix, layer)
+
+    # Parts of single families: Gemma's, and Kimi's mixtures of residual sums
     if config.input_size:
         weights = replace(weights, own_input=read_input(config, parameters, prefix))
     if config.altup is not None:
@@ -568,6 +573,8 @@ def _attention(
     together = config.family.qk_norm == "heads"
     heads = config.query_heads(layer)
     kv_heads, head_dim = config.heads_of(layer)
+
+    # Norms of queries and keys
     turns = None
     if config.family.interleaved:
         turns = head_order(head_dim, rope)
@@ -586,6 +593,8 @@ def _attention(
         q_norm = head_norm("q_norm", heads)
         if "k" in layer.projects:
             k_norm = head_norm("k_norm", kv_heads)
+
+    # Sinks, and an indexer that chooses entries: over latents it is `LatentWeights.indexer`, elsewhere a chooser.
     sinks = None
     if layer.sinks:
         sinks = parameters.vector(f"{prefix}.sinks", heads)
@@ -595,6 +604,7 @@ def _attention(
         chosen = layer.indexer.chosen
         if config.latent is None:
             chooser = _chooser(config, parameters, prefix, layer.indexer, rope)
+
     return AttentionSpec(
         heads=heads,
         kv_heads=kv_heads,
@@ -675,6 +685,7 @@ def _mixture(config: DecoderConfig, parameters: Parameters, prefix: str, experts
     """Return a layer's routed experts."""
     width = config.hidden_size
     mlp = f"{prefix}.mlp"
+
     # One stack into the experts has no gate; of two, the first is the gate's.
     *stacks_in, stack_out = expert_stacks(config, experts)
     inputs = [parameters.stack(prefix, tensor) for tensor in stacks_in]
@@ -682,6 +693,8 @@ def _mixture(config: DecoderConfig, parameters: Parameters, prefix: str, experts
     up: Weight | None = inputs[-1]
     if len(inputs) > 1:
         gate, up = parameters.ops.join_experts(*inputs)
+
+    # Vectors of the router
     correction = None
     if experts.correction is not None:
         correction = parameters.vector(f"{mlp}.{experts.correction}", experts.count, dtype=mx.float32)
@@ -693,6 +706,7 @@ def _mixture(config: DecoderConfig, parameters: Parameters, prefix: str, experts
         # The router's input has a factor of E^-0.5, which its norm takes in.
         norm = parameters.vector(f"{mlp}.router_norm.weight", width) * width**-0.5
         scale = parameters.vector(f"{mlp}.expert_scale", experts.count)
+
     mixture = Mixture(
         router=parameters.router(prefix, router(config, experts)),
         gate=gate,

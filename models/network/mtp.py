@@ -65,6 +65,8 @@ def head_tensors(checkpoint: Checkpoint) -> HeadTensors | None:
     if start is None:
         return None
     names, prefix = start
+
+    # Names in the model of one layer: its joined input in place of a table, its last norm, and the layer as the first.
     ends = {
         names.embedding_norm: f"{HEAD_INPUT}.embedding_norm",
         names.hidden_norm: f"{HEAD_INPUT}.hidden_norm",
@@ -83,6 +85,8 @@ def head_tensors(checkpoint: Checkpoint) -> HeadTensors | None:
             renamed[name] = _LAYER + rest.removeprefix(names.layer)
     if f"{HEAD_INPUT}.projection.weight" not in renamed.values():
         return None
+
+    # The config of that model
     text = config.get("text_config")
     if isinstance(text, Mapping):
         config = {**config, "text_config": {**text, **_ONE_LAYER}}

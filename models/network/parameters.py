@@ -152,6 +152,7 @@ class Parameters:
         order: the stored row of each row of the stack, within its module; None: as stored.
         """
         columns = tensors[0].columns
+        # The stored modules with their rows: those of the tensors, or one that has several of them.
         modules: list[tuple[str, int]] = []
         for name, members in groupby(tensors, lambda tensor: tensor.whole):
             parts_of_whole = [(f"{prefix}.{tensor.name}", tensor.rows) for tensor in members]
@@ -159,6 +160,8 @@ class Parameters:
             if f"{whole}.weight" in self:
                 parts_of_whole = [(whole, sum(rows for _, rows in parts_of_whole))]
             modules += parts_of_whole
+
+        # Their weights, and an adapter's changes, in the wanted order of rows
         parts = []
         changes = []
         start = 0
@@ -172,6 +175,8 @@ class Parameters:
             parts.append(part)
             changes.append(change)
             start += rows
+
+        # One matrix where all are of one kind: a kernel reads its input once.
         if len({_kind(part) for part in parts}) == 1 and len(parts) > 1:
             change = joined(changes, [rows for _, rows in modules])
             return [self._prepared(_joined(parts, mx.concatenate), dict(modules), change)]

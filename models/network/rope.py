@@ -106,8 +106,10 @@ def _yarn(
     trained = float(scaling.get("original_max_position_embeddings", 4096))
 
     def pair_with(turns: float) -> float:
+        """Return the pair that makes so many full turns within the trained context."""
         return dims * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
+    # Pairs below `low` turn fast and are kept, those above `high` are interpolated. 32 and 1 are the paper's for Llama.
     low = pair_with(float(scaling.get("beta_fast") or 32))
     high = pair_with(float(scaling.get("beta_slow") or 1))
     if scaling.get("truncate", True):
@@ -115,13 +117,14 @@ def _yarn(
         high = math.ceil(high)
     low = max(low, 0)
     high = min(high, dims - 1)
-    span = max(high - low, 0.001)
+    span = max(high - low, 0.001)  # no division by zero, as in transformers
 
     def blend(pair: int, period: float) -> float:
         keep = 1 - min(max((pair - low) / span, 0.0), 1.0)
         return 1 / (keep / period + (1 - keep) / (period * factor))
 
     def magnitude(weight: float) -> float:
+        """Return the factor of queries and keys by the paper's fit, 0.1 ln(s) + 1. weight: `mscale` of DeepSeek."""
         return 0.1 * weight * math.log(max(factor, 1.0)) + 1.0
 
     amplitude = magnitude(1.0)

@@ -11,6 +11,8 @@ Both halves of a layer read their normalized input x and that of the row before.
 A layer has three states: the two rows before, and that of the recurrence. Layers run one operation at a time.
 
 Dimensions: B sequences, T new tokens, E hidden size.
+
+Guard: tests/parity/test_mlx_lm_families.py.
 """
 
 from collections.abc import Callable

@@ -260,6 +260,7 @@ def mixer_inputs(config: DecoderConfig, mixer: MixerConfig) -> list[Tensor]:
     inner: Segments = (("mixer_heads", sizes.inner),)
     heads: Segments = (("mixer_heads", sizes.heads),)
     key: Segments = (("mixer_keys", keys),)
+    # Rows of each stored module, by what ranks divide them by
     rows: dict[str, Segments]
     if mixer.apart:
         rows = {"q_proj": key, "k_proj": key, "v_proj": inner}
@@ -470,10 +471,13 @@ def layer_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector]:
         norms = []
     parts = ("weight", "bias") if config.family.norm_bias else ("weight",)
     vectors = [Vector(f"{name}.{part}", width) for name in dict.fromkeys(norms) if name is not None for part in parts]
+
     if layer.attends:
         vectors += _attention_vectors(config, layer)
     if layer.mixer is not None:
         vectors += _mixer_vectors(config, layer.mixer)
+
+    # Of experts
     experts = layer.experts
     if experts is not None and experts.correction is not None:
         vectors.append(Vector(f"mlp.{experts.correction}", experts.count))
@@ -482,6 +486,8 @@ def layer_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector]:
     if experts is not None and experts.branch:
         vectors += [Vector("mlp.router_norm.weight", width), Vector("mlp.expert_scale", experts.count)]
         vectors += [Vector(f"{name}.weight", width) for name in BRANCH_NORMS]
+
+    # Of single families
     if config.input_size:
         vectors.append(Vector("post_per_layer_input_norm.weight", width))
     if config.family.scaled:
@@ -567,6 +573,8 @@ def _mixer_vectors(config: DecoderConfig, mixer: MixerConfig) -> list[Vector]:
     sizes = mixer.sizes
     if mixer.time_mix is not None:
         return _time_mix_vectors(config)
+
+    # The convolution, of all channels or of queries, keys and values by themselves
     vectors = []
     segments = _channels(mixer)
     convolutions: dict[str, Segments] = {"conv1d": segments}
@@ -578,6 +586,8 @@ def _mixer_vectors(config: DecoderConfig, mixer: MixerConfig) -> list[Vector]:
         vectors.append(Vector(f"mixer.{name}.weight", count, channels, sizes.width))
         if sizes.kind == "ssm" or f"mixer.{name}" in config.biased:
             vectors.append(Vector(f"mixer.{name}.bias", count, channels))
+
+    # The recurrence: a scan of channels, none, or one of heads
     if mixer.scan is not None:
         [scan] = mixer.later
         vectors += [Vector("mixer.A_log", scan.heads, width=scan.key_dim), Vector("mixer.D", scan.heads)]

@@ -1,6 +1,8 @@
 """Arrays of a checkpoint's weights, in safetensors or GGUF.
 
 `Parameters` reads through it. In a GGUF a tensor is a part of a file, which is converted when it is needed.
+
+Guard: tests/models/gguf/test_link.py.
 """
 
 from collections.abc import Iterator

@@ -2,6 +2,8 @@
 
 The files are read again and their checksums compared with those of the installation, since a flipped bit on disk
 raises no error. The thread pauses during decoding and measurements. Results are cached (`checksums.note_checked`).
+
+Guard: tests/models/registry/test_background_check.py.
 """
 
 import os

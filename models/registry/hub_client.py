@@ -7,6 +7,8 @@ huggingface_hub uses file names from headers and JSON unchecked. Inside `checked
 that are not plain names are refused, so that nothing is written outside the cache. Encoded bodies and API responses
 over MAX_API_BYTES are refused too. The progress bars bound the sizes of files, and end a download on Ctrl-C.
 docs/workarounds.md has the upstream issues.
+
+Guards: tests/models/registry/test_malicious_hub.py and test_fetch_hub.py.
 """
 
 import json
@@ -26,7 +28,7 @@ MAX_API_BYTES = 64 << 20  # of a response of the hub's API
 _DOWNLOAD_CHUNK = 256 << 10  # bytes between two reports of progress
 _SLACK_BYTES = 32 << 20  # allowed beyond the size that the hub states
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_NAME = re.compile(r"[A-Za-z0-9_+=:-][A-Za-z0-9._+=:-]{0,199}")
+_NAME = re.compile(r"[A-Za-z0-9_+=:-][A-Za-z0-9._+=:-]{0,199}")  # a digest, say; no slash, and no dot at the beginning
 # Values of these become names of files and folders in the cache.
 _NAMES_IN_HEADERS = ("etag", "x-linked-etag", "x-repo-commit", "x-xet-hash")
 _NAMES_IN_JSON = ("sha", "oid", "sha256", "blobId", "xetHash", "treeOid")

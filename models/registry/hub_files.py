@@ -15,7 +15,7 @@ from headrace.runtime.errors import CheckpointError, ModelNotFoundError, Unsuppo
 
 # Config, tokenizer, chat template, merges, and tokenizers in other formats.
 _SIDE_FILES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
-_NAMED_TEMPLATE = re.compile(r"additional_chat_templates/[^/]+\.jinja")
+_NAMED_TEMPLATE = re.compile(r"additional_chat_templates/[^/]+\.jinja")  # additional_chat_templates/tool_use.jinja
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 # The format in a file's name: `Q4_K_M` of qwen3-4b-q4_k_m.gguf and of model.Q4_K_M-00001-of-00002.gguf.
 # No underscore may follow: Q4_0_4_4 is another format than Q4_0, and this pattern has no name for it.
@@ -41,6 +41,8 @@ def choose_files(
     or the beginning of its name. Raises ModelNotFoundError, CheckpointError or UnsupportedModelError.
     """
     names = sorted(names)
+
+    # A file or a folder that was asked for, or a quantization
     if file is not None:
         below = [name.removeprefix(f"{file}/") for name in names if name.startswith(f"{file}/")]
         if below:
@@ -52,6 +54,8 @@ def choose_files(
         return _all_parts(file, names, repo)
     if quantization is not None:
         return _all_parts(_of_quantization(names, repo, quantization), names, repo)
+
+    # Else the checkpoint in the repository's root, or one of its GGUFs
     root = [name for name in names if "/" not in name]
     weights = weight_files(root)
     if weights and "config.json" in root:

@@ -7,6 +7,8 @@ classes run, which read safetensors files.
 
 A file is identified by its sha256, and a split model by that of its parts one after another. The store caches the hash
 of each path with the file's size and modification time in `.gguf.json`, so that no file is hashed twice.
+
+Guards: tests/models/gguf/test_link.py and test_split.py.
 """
 
 import hashlib

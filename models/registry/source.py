@@ -8,6 +8,8 @@
 
 An existing path takes precedence. Text that can only be a path (it starts with `/`, `./`, `../` or `~`, or ends in
 `.gguf` below an existing folder or none) must exist. Catalog names and hub ids are not checked for existence.
+
+Guard: tests/models/registry/test_source.py.
 """
 
 import os

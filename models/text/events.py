@@ -2,6 +2,8 @@
 
 Every surface gets these, also in another process than the engine's: nothing here imports MLX or a tokenizer. Texts are
 the model's, unsanitised.
+
+Guard: tests/models/text/test_answer.py.
 """
 
 from collections.abc import Sequence

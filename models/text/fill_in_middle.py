@@ -2,6 +2,8 @@
 
 Sources of the orders: the model cards of StarCoder, Qwen2.5-Coder, CodeGemma and DeepSeek-Coder (prefix, suffix,
 middle) and of Codestral (suffix, prefix).
+
+Guard: tests/models/text/test_fill_in_middle.py.
 """
 
 import re

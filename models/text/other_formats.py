@@ -2,6 +2,8 @@
 
 `Tokenizer.load` calls it for a directory without a tokenizer.json: `ranked_bytes`, `longest_match` and
 `sentencepiece_model` read the files.
+
+Guard: tests/models/text/test_other_formats.py.
 """
 
 from collections.abc import Mapping

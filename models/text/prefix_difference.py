@@ -1,6 +1,8 @@
 """The first token in which a prompt differs from an earlier sequence: the reason why its cached K/V end there.
 
 Answers report it, and the decode view shows it.
+
+Guard: tests/models/text/test_prefix_difference.py.
 """
 
 from collections.abc import Sequence

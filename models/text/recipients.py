@@ -5,6 +5,8 @@ The prompt ends with `>>>`, so an answer begins with the name alone:
     all
     Let me look.>>>get_weather
     {"city": "Paris"}
+
+Guard: tests/models/text/test_recipients.py.
 """
 
 import re

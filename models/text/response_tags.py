@@ -1,6 +1,8 @@
 """`<response>` tags around an answer, which Granite 3.2 and 3.3 write after their thinking, as the template asks.
 
 `Tokenizer.answer_stream` puts `ResponseStream` around a detokenizer for templates that ask for them.
+
+Guard: tests/models/text/test_response_tags.py.
 """
 
 from typing import TYPE_CHECKING

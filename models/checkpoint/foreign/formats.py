@@ -139,6 +139,8 @@ def _compressed(section: Mapping[str, object], tensors: Mapping[str, TensorInfo]
     groups = as_mapping(section.get("config_groups")).values()
     stated = [as_mapping(group).get("weights") for group in groups]
     weights = [entry for entry in stated if isinstance(entry, Mapping)]
+
+    # 8 bits, a tensor or a block of it with a scale
     if kind in ("float-quantized", "int-quantized", "naive-quantized"):
         if any(entry.get("num_bits") != 8 for entry in weights):
             raise _unsupported(f"compressed-tensors {kind} with other than 8 bits")
@@ -153,6 +155,8 @@ def _compressed(section: Mapping[str, object], tensors: Mapping[str, TensorInfo]
         if len(blocks) == 1:
             [block] = blocks
         return _scaled(f"{name} (compressed-tensors)", tensors, block)
+
+    # Integers of several to a word
     if kind == "pack-quantized":
         kinds = {(entry.get("num_bits"), entry.get("type", "int")) for entry in weights}
         if len(kinds) != 1:

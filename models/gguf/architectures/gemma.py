@@ -90,6 +90,7 @@ def _gemma4(metadata: Metadata, file: Contents, config: Config) -> Entries:
     if not keys_are_values and full != sliding:
         raise UnsupportedModelError("a Gemma 4 with two counts of K/V heads and values of their own is not supported")
 
+    # The entries, with those of experts if there are some
     has_experts = metadata.has("{arch}.expert_count")
     names = ("num_experts", "top_k_experts", "moe_intermediate_size")
     return (mixture(metadata, names) if has_experts else {}) | {

@@ -107,6 +107,8 @@ def kinds_of(schema: object, document: Mapping[str, object], depth: int = 0) -> 
     """
     if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
         return KINDS
+
+    # Every keyword of the schema narrows the types.
     kinds = KINDS
     names = schema.get("type")
     if isinstance(names, str):
@@ -125,6 +127,8 @@ def kinds_of(schema: object, document: Mapping[str, object], depth: int = 0) -> 
     reference = schema.get("$ref")
     if isinstance(reference, str):
         kinds &= kinds_of(referenced(reference, document), document, depth + 1)
+
+    # Without any of these, the type is that which has properties, or items.
     if kinds == KINDS and "properties" in schema:
         return frozenset(["object"])
     if kinds == KINDS and "items" in schema:

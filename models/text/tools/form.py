@@ -2,6 +2,8 @@
 
 Control tokens of the markup that a detokenizer drops stand in the text as single characters (`MarkupTokens`), which no
 text of a model contains. So text that only spells such a token is not taken for it.
+
+Guards: tests/models/text/tools/test_forms.py and test_round_trip.py.
 """
 
 import json

@@ -3,6 +3,8 @@
 >>>get_weather
 {"city": "Paris"}>>>time
 {}
+
+Guard: tests/models/text/tools/test_forms.py.
 """
 
 import re

@@ -5,6 +5,8 @@
 
 The detokenizer of thinking (`models.text.thinking_forms`) writes the head of such a message between two characters that
 no text contains.
+
+Guard: tests/models/text/tools/test_forms.py.
 """
 
 import re

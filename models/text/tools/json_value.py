@@ -1,6 +1,8 @@
 """JSON values at the beginning of a text that may still be growing.
 
 The forms whose arguments are JSON read with these, `stream.CallDeltas` and `cut` with `Brackets` alone.
+
+Guards: tests/models/text/tools/test_forms.py and test_round_trip.py.
 """
 
 import json

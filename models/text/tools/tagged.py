@@ -3,7 +3,7 @@
 Forms with tagged values use both; `tagged_forms` and `written` have the markup. For a tool `look` with the parameter
 `city`, a text, and the markup of Qwen Coder the rules are about
 
-    call0: "look" ">\\n" parameters0
+    call0: "look" ">\\n" parameters0 | "look" ">\\n"                        the latter if no parameter is required
     parameters0: parameter0x0                                              `?` after it, if it is not required
     parameter0x0: "<parameter=" "city" ">\\n" parameter0x0v0               a choice, where tags tell types apart
     parameter0x0v0: parameter0x0v0text

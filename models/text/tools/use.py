@@ -1,6 +1,8 @@
 """The tools of a request, and the choice between them.
 
 The server and the CLI make a `ToolUse` of each request; template, form and grammar read it.
+
+Guards: tests/app/answer/test_tools.py and tests/models/text/tools/test_one_form.py.
 """
 
 import re
