@@ -2,6 +2,8 @@
 
 Implementations: `Decoder` (models/network/decoder.py), mlx-lm's classes (models/mlx_lm/network.py), and `LeaderNetwork`
 (runtime/ranks/leader.py), which wraps one of them for several machines. A new member needs a line in each.
+
+Guard: tests/models/loading/test_load.py.
 """
 
 from contextlib import AbstractContextManager

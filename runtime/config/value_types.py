@@ -6,6 +6,8 @@ A field of `SamplingParams`, `AnswerOptions` or the settings has one of these as
 by `read_value` (documents) or `parse_value` (text). A new type is a class with `read`, and `__str__` for the range. If
 its `read` takes no text, it needs a case in `parse_value`; its flag of the command line needs one in
 `app/cli/answer_options.py`.
+
+Guard: tests/app/answer/test_options.py.
 """
 
 import json

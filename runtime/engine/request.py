@@ -6,6 +6,8 @@ several.
 `app/answer/answerer.py` makes requests, and turns these events into those with text (`models/text/events.py`). The
 records are pickled between processes. A field of `Finished` reaches every surface; CONTRIBUTING.md ("Where things go")
 names the files that follow a new field.
+
+Guards: tests/runtime/engine/test_engine.py and test_many_sequences.py.
 """
 
 from collections.abc import Sequence

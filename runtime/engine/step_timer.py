@@ -8,6 +8,8 @@ The first decode steps of each answer are all timed, so that short answers have 
 
 `BatchClock` belongs to the engine, and is read once for each batch. The engine process (`app/engine/host.py`) sets
 `StepTimer.every` before each step and calls `watch_garbage` once. The parts appear as `StepParts` in step records.
+
+Guard: tests/runtime/engine/test_step_timer.py.
 """
 
 import gc
@@ -149,6 +151,8 @@ class BatchClock:
         began = max(self.read_at, in_flight.started)
         follows = in_flight.drafting_s > 0 or began == self.read_at  # else the kernels' clocks ran in between
         self.read_at = now
+
+        # Costs of prompt tokens and of draft tokens, for later decisions
         pass_s = now - began
         step_s = pass_s + in_flight.drafting_s
         decoding = in_flight.num_decoding
@@ -159,6 +163,8 @@ class BatchClock:
             self._chunk_budget.record(decoding, prompt_tokens, pass_s)
         if only_decodes:
             controller.record(decoding, draft_tokens, pass_s, ahead=in_flight.is_ahead, context=in_flight.context)
+
+        # The step by part, where it was timed; then by rank, too
         host_s = max(0.0, in_flight.built - began)
         parts = self._timer.parts(step_s, host_s, decodes=only_decodes, follows=follows)
         ranks: tuple[RankTimes, ...] = ()

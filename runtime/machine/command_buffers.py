@@ -6,6 +6,8 @@ layer's K/V any more where the ten hold less than a step. MLX's own limit, 40 or
 few layers. The limit is computed, not measured (`tests.bench.metal_simulator`).
 
 `machine()` and loading call it before MLX makes its device; afterwards MLX does not read the variable again.
+
+Guard: tests/runtime/machine/test_command_buffers.py.
 """
 
 import os

@@ -6,6 +6,8 @@ cannot be read or written are ignored.
 
 `bench`, `predict` and an idle engine process measure it; rooflines and step limits read the stored value. Memory has
 its own measurement (`bandwidth.py`).
+
+Guard: tests/runtime/machine/test_compute.py.
 """
 
 import math

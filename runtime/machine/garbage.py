@@ -2,6 +2,8 @@
 
 Imports make many objects that stay, so collections among them take time and find nothing. `headrace run` and the engine
 process wrap their large imports in `importing`.
+
+Guard: tests/runtime/machine/test_garbage.py.
 """
 
 import gc

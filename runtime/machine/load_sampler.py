@@ -70,6 +70,7 @@ class LoadSampler:
                 if spent is not None:
                     seconds[pid] = spent
         mine = sum(spent - self._own[pid] for pid, spent in seconds.items() if pid in self._own)
+
         # The counters of this call are those that the next one compares with.
         readings = self._sensors()
         last = self._last
@@ -77,6 +78,7 @@ class LoadSampler:
         self._own = seconds
         if last is None or now <= last.at:
             return None
+
         elapsed = now - last.at
         memory = psutil.virtual_memory()
         cpus = psutil.cpu_count() or 1

@@ -6,6 +6,8 @@ there, since macOS compresses the memory of others.
 
 Loading refuses by `check_fits` before any weight is read; `KVBudget` takes the rest for K/V. The limits on wiring and
 on moving buffers are for kernel panics of macOS, which no test can show: docs/workarounds.md has the reports.
+
+Guard: tests/runtime/machine/test_memory.py.
 """
 
 import ctypes
@@ -77,6 +79,8 @@ def budget(
     ram = MemoryBudget(total, free, max(_RESERVE_LEAST, int(total * _RESERVE_SHARE)), source)
     if host.backend != "cpu":
         return ram
+
+    # A limit on the address space, as batch systems set it, may be less.
     space = limited()
     if space is None:
         return ram

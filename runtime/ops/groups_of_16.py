@@ -2,6 +2,8 @@
 
 MLX's affine mode has no groups below 32. The native kernels read groups of 16 directly. `reference.prepare` calls
 `regrouped` for every weight as it is loaded.
+
+Guards: tests/models/gguf/test_tensors.py and test_k_quants.py.
 """
 
 import mlx.core as mx

@@ -182,6 +182,7 @@ def place_heads(parts: Sequence[mx.array], offset: mx.array, spec: AttentionSpec
     parts: q, then k if the layer has keys, then v if it is normalized. offset (1,) or (B,) int32: position of the first
     token. A SIMD group has a head of a token.
     """
+    # The kernel's arguments by name; `_place_heads_source` reads these names.
     batch, length, _ = parts[0].shape
     names = ("q", "k", "v")[: len(parts)]
     rope = spec.rope
@@ -193,6 +194,8 @@ def place_heads(parts: Sequence[mx.array], offset: mx.array, spec: AttentionSpec
         inputs["k_norm"] = spec.k_norm
     if rope is not None:
         inputs |= {"periods": rope.periods, "offset": offset}
+
+    # Constants of the compiled kernel, one for each combination
     template: list[tuple[str, object]] = [("T", parts[0].dtype), ("D", spec.head_dim), ("EPS", bits_of(spec.norm_eps))]
     template += [(f"{name.upper()}_HEADS", heads.get(name, 0)) for name in "qkv"]
     if rope is not None:

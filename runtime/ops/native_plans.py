@@ -91,6 +91,7 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
     """Return the plan of a whole layer; None if it has split weights or unsupported parts."""
     if _runs_by_operations(layer, activation):
         return None
+
     # Every matrix has to be in the kernels' layout.
     gate_up_weight = next(iter(layer.gate_up), None)
     into_mixer, out_of_mixer = layer.mixer_ends or (None, None)
@@ -108,7 +109,8 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
     if any(weight is not None and matrix is None for weight, matrix in zip(parts, matrices, strict=True)):
         return None
     qkv, output, gate_up, down, gate, down_gate, into, out = matrices
-    # The parts of the layer, in the kernels' form.
+
+    # Attention, mixer, experts and own input, in the kernels' form; a part that has none sends the layer back.
     experts = None
     if layer.mixture is not None:
         experts = experts_plan(layer.mixture, activation)
@@ -125,6 +127,8 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
     mixer = None
     if layer.mixer is not None:
         mixer = mixer_plan(layer.mixer)
+
+    # Vectors and the activation
     after_dense, before_experts, after_experts = layer.branches or (None, None, None)
     norms = kernels.LayerNorms(
         layer.input_norm,

@@ -2,6 +2,8 @@
 
 Numbers only. `app/hosts/` chooses the shares; networks divide layers (pipeline) or heads and columns (tensor) by
 `Split.ranges`, each rank for itself, so the same shares have to give the same ranges everywhere.
+
+Guard: tests/models/network/test_rank_parts.py.
 """
 
 from collections.abc import Sequence

@@ -2,6 +2,8 @@
 
 A new parameter is a field here with its range, and the stage that uses it in `sampler.py`; `AnswerOptions`
 (`app/answer/options.py`) gets a field of the same name, from which flags, settings and JSON keys follow.
+
+Guard: tests/runtime/sampling/test_sampler.py.
 """
 
 import secrets

@@ -2,6 +2,8 @@
 
 Each n-gram proposer has one. A prediction head has one for all sequences, by index in the draft, which `PassCostStore`
 keeps between processes. Rates decide only how many tokens are drafted, so a wrong one costs speed.
+
+Guard: tests/runtime/speculation/test_ngram.py.
 """
 
 from collections.abc import Sequence
