@@ -6,6 +6,8 @@ older versions stay readable: a new field of `records.py` needs a default.
 A comparison gives the speed of B relative to A, and its significance. It compares typical speeds
 (`app.bench.measure.sample`) at equal memory speed (`app.bench.compare.significance`). The rate of false alarms over all
 tests of a comparison is at most one in twenty.
+
+Guard: tests/app/bench/compare/test_documents.py.
 """
 
 import json

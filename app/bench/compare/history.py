@@ -2,6 +2,8 @@
 
 `bench --save` adds one; `bench history` and `bench compare` read them. A row is the whole JSON document, so a new
 figure needs no new column.
+
+Guards: tests/app/bench/test_views.py and tests/app/cli/test_bench.py.
 """
 
 import json
@@ -48,7 +50,7 @@ class History:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(self._path)
             (version,) = self._database.execute("pragma user_version").fetchone()
-            if version > _VERSION:
+            if version > _VERSION:  # 0: a new file
                 raise HeadraceError(f"{self._path}: written by a newer headrace; update this one")
             with self._database:
                 self._database.execute(_CREATE)

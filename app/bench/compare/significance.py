@@ -6,6 +6,8 @@ speeds it is the two-sample t test. Slow noise makes neighbouring repetitions al
 first autocorrelation of the residuals. Sources: Cox and McCullagh, "Some aspects of analysis of covariance",
 Biometrics 38(3), 1982; Bayley and Hammersley, "The effective number of independent observations in an autocorrelated
 time series", JRSS Supplement 8(2), 1946.
+
+Guards: tests/app/bench/test_stats.py and compare/test_documents.py.
 """
 
 import math

@@ -2,6 +2,8 @@
 
 `run.py` joins them with the figures of `result.py`; `app.bench.quality.quality_run` uses those of machine and
 model, too.
+
+Guards: tests/app/bench/measure/test_result.py and tests/app/bench/test_speculation.py.
 """
 
 import hashlib

@@ -2,6 +2,8 @@
 
 It reports the seconds of a whole test, so each step of a decode gets the average latency. `peers.py` opens it for --vs
 llama.cpp without --llama-python.
+
+Guard: tests/app/bench/measure/test_kv_formats.py.
 """
 
 import json

@@ -3,6 +3,8 @@
 One repetition holds both, in alternating order, so that drift affects both. Each is a whole answer; the clock starts
 when every sequence has its first token, so prompts do not count. `own.py` calls `measure_pair`; `result.py` makes the
 figures of a `Pair`.
+
+Guard: tests/app/bench/test_speculation.py.
 """
 
 import time
@@ -121,6 +123,7 @@ def _answer(engine: Engine, test: Test, question: WorkloadPrompt, seed: int, spe
     run = _Run(list(outputs.values()))
     waiting = set(sequences)  # for the first token
     running = set(sequences)  # until the last
+    # Steps count from the one after which every sequence has its first token: those before also prefill.
     began = ended = time.perf_counter()
     while running:
         counts = not waiting

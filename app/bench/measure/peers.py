@@ -3,6 +3,8 @@
 A peer that cannot be opened becomes a note. A new peer is a function in `OPENERS` that returns a `sample.Backend`, a
 choice of --vs in `app/cli/bench/options.py`, its K/V formats in `kv_formats.check_formats`, and, if it needs its own
 interpreter, a program in `children/`.
+
+Guards: tests/app/bench/measure/test_peers.py and test_kv_formats.py.
 """
 
 import hashlib

@@ -2,6 +2,8 @@
 
 `run` reads as open, measure, annotate. `session.py` decides the order of measurements, `own.py` and `peers.py` measure,
 `result.py` computes the figures. After Ctrl-C the results so far become the document.
+
+Guards: tests/app/cli/test_bench.py and tests/app/bench/test_speculation.py.
 """
 
 import dataclasses
@@ -184,6 +186,7 @@ def _remember_fit(host: Machine, document: RunDocument, *, quiet: bool) -> str |
 
 def _open(options: MeasureOptions, host: Machine, stack: ExitStack) -> _Opened:
     """Load the models and open the peers; `stack` closes them."""
+    # The models, in each K/V format
     loaded, ranks = _load_all(options, stack)
     families = [in_formats(model, options.kv) for model, _ in loaded]
     limit = max(test.tokens for test in options.tests)
@@ -193,6 +196,8 @@ def _open(options: MeasureOptions, host: Machine, stack: ExitStack) -> _Opened:
     models = [model for family in families for model in family]
     if options.profile:
         profiled_decoder(models[0].network)  # refused before anything is measured
+
+    # The reader of memory bandwidth between measurements, and our engines
     memory = None
     reader_bytes = 0  # that MLX holds for the reader
     if options.measure_memory:
@@ -208,6 +213,8 @@ def _open(options: MeasureOptions, host: Machine, stack: ExitStack) -> _Opened:
     own_engines = _own_engines(models, options.tests, limit, reader_bytes, draft, read_sensors)
     for engine in own_engines:
         stack.callback(engine.close)
+
+    # Peers get as many threads as our engines, unless others were asked for.
     threads = options.peer_threads or own_engines[0].setup.threads or host.usable_cores
     with drawn_progress() as progress:
         peers, notes = open_peers(options.peers, models, options.tests, threads, stack, progress)

@@ -8,6 +8,8 @@ are used up.
 
 A pair is a backend and a test; `Key` names it in results. `run.py` iterates over `BenchSession.run` and shows each
 `BenchProgress`.
+
+Guard: tests/app/bench/measure/test_session.py.
 """
 
 import math
@@ -23,6 +25,7 @@ from headrace.app.bench.stats import sd, student_quantile
 from headrace.runtime.errors import EngineError
 from headrace.runtime.machine.machine_load import CPUMeter
 
+# Rounds go on until all means are known to PRECISION, within these bounds.
 MIN_ROUNDS = 5
 MAX_ROUNDS = 40
 MAX_SECONDS = 120.0

@@ -3,6 +3,8 @@
 llama-cpp-python decodes on half of the cores by default, so every engine is told a number of threads and asked
 afterwards. An `EngineSetup` is also an entry of `engines` in the document, so its fields are public
 (docs/bench-json.md).
+
+Guard: tests/app/cli/test_bench_threads.py.
 """
 
 from collections.abc import Mapping, Sequence

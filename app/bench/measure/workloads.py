@@ -2,6 +2,8 @@
 
 The gain depends on predictability, so there are three kinds: *copy* repeats the prompt, *structure* repeats patterns,
 *free* is free text.
+
+Guard: tests/app/bench/measure/test_workloads.py.
 """
 
 import tomllib

@@ -1,6 +1,8 @@
 """A quality document as table, Markdown, CSV or JSON lines.
 
 `bench --quality` prints it. A new figure of `QualityResult` is a row of `_columns`.
+
+Guard: tests/app/bench/quality/test_quality_run.py.
 """
 
 import json

@@ -1,6 +1,8 @@
 """The scored text in a model's tokens: `assets/quality_text.txt` or a file.
 
 The scored tokens are the last ones of the text, the same at every depth; only the context before them differs.
+
+Guard: tests/app/bench/quality/test_quality_run.py.
 """
 
 import io

@@ -30,7 +30,7 @@ _VARIABLES = {INK: "var(--ink)", FAINT: "var(--faint)"} | {
     colour: f"var(--series-{index})" for index, colour in enumerate(SERIES, 1)
 }
 _WIDTH = 5.4  # inches; the page scales the drawing, on a phone to two thirds
-_HEIGHT = 3.6
+_HEIGHT = 3.6  # inches
 _LEGEND_LINE = 0.22  # inches
 _LONG_NAME = 28  # characters; longer legend names get a line each
 

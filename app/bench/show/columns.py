@@ -6,6 +6,8 @@ entries of the JSON document, so running, finished and saved runs look alike.
 
 A new figure is a row of one of the two tables, with a heading for each view that shows it. CSV has all fields but notes
 and repetitions anyway.
+
+Guard: tests/app/bench/test_views.py.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,6 +1,8 @@
 """A run's document as Markdown and JSON lines, and the lines shared by all views.
 
 The terminal (`terminal_views.py`) and the HTML report show the same lines; tables are in `columns.py`.
+
+Guards: tests/app/bench/test_views.py and tests/app/cli/test_bench.py.
 """
 
 import json

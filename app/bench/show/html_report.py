@@ -1,6 +1,8 @@
 """`--report`: a run as one self-contained HTML page with plots, without scripts or fetched parts.
 
 Plots are in `charts.py`, the table's columns in `columns.py` (those with an `html` heading). All text is escaped.
+
+Guards: tests/app/bench/test_views.py and tests/app/cli/test_bench.py.
 """
 
 from collections.abc import Sequence

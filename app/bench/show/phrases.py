@@ -1,6 +1,8 @@
 """Phrases that the views of a run share: tests' names, intervals, energy, parts of a step, means for the sentence.
 
 Terminal, Markdown, HTML and `bench compare` use them, and `quantize` the intervals: a figure reads the same everywhere.
+
+Guard: tests/app/bench/test_views.py.
 """
 
 from collections.abc import Callable

@@ -2,6 +2,8 @@
 
 `headrace bench` prints the first after a run, and `bench history --show` for a saved one; `bench compare` and `bench
 history` print the others. In a pipe a run is Markdown (`formats.py`), and the history a line per run.
+
+Guards: tests/app/bench/test_views.py; compare/test_documents.py for the lines of a comparison.
 """
 
 import sys
@@ -31,16 +33,18 @@ def show_run(document: RunDocument) -> None:
     """Print it on standard output."""
     screen = console()
     device = document.device
+
     screen.print()
     backend = {"metal": "Metal", "cuda": "CUDA", "cpu": "CPU"}.get(device.backend, device.backend)
     screen.print(Text.assemble((device.name, "bold"), (f"  {backend}, {device.kernels_name} kernels", "dim")))
     for model in document.all_models:
         screen.print(Text(model_line(model), style="dim"))
     screen.print(results_table(document.results, screen.width))
+
     facts = Table.grid(padding=(0, 1))
     facts.add_column(style="dim", min_width=9)
     facts.add_column()
-    last = ""
+    last = ""  # label, which rows of the same one do not repeat
     for name, text in _run_facts(document, screen.width):
         facts.add_row("" if name == last else name, text)
         last = name
