@@ -1,6 +1,8 @@
 """Machine load: CPU, GPU, memory, swap, power, temperature, and other programs.
 
 The load is a sample of `MachineWatch`, every two seconds; a fact that the machine does not report has no line.
+
+Guard: tests/tui/decode/test_machine.py.
 """
 
 from collections.abc import Sequence

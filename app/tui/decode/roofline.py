@@ -48,6 +48,8 @@ class RooflineSection(Section):
             return [Content.styled("memory bandwidth not measured yet", "$faint").truncate(width, ellipsis=True)]
         if height < 4 or width < 16:
             return [Content.styled("no room here", "$faint").truncate(width, ellipsis=True)]
+
+        # The lines below the plot: the roof over the present point, the legend.
         why = limits.why_above(now) if now is not None else ""
         self.set_subtitle(why or _source(limits), warns=bool(why))
         first, *others = [
@@ -63,6 +65,7 @@ class RooflineSection(Section):
             full = limits.limit_of(now)
             text = first_that_fits((full, full.partition(";")[0]), width - 2)
             texts.insert(0, Content.assemble((_NOW.sign, _NOW.style), f" {text}").truncate(width))
+
         drawn = plot(
             [(point, mark.sign, mark.style) for point, mark in marks],
             metrics.trail.points,

@@ -2,6 +2,8 @@
 
 Times come from `figures.step_times`, bytes from `figures.step_bytes`; both are (name, value), and every name has a row
 in `_LOOKS`.
+
+Guards: tests/tui/test_charts.py and tests/tui/screens/test_decode_screen.py.
 """
 
 from collections.abc import Callable, Sequence

@@ -2,6 +2,8 @@
 
 A new column is a name with its width in `_SEQUENCES` or `_TURNS`, and a cell in the same place of `_sequence` or
 `_cells`. Columns are dropped from the right where they do not fit.
+
+Guard: tests/tui/test_several_metrics.py.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,8 @@
 """Attached files: name and tokens of each, in a line above the prompt.
 
 `ChatView.sync` shows those of the unsent message. Tokens are counted by the engine, so they come a moment later.
+
+Guard: tests/tui/input/test_chips.py.
 """
 
 from textual.content import Content

@@ -2,6 +2,8 @@
 
 Frozen records that `LiveMetrics` has and the sections of the decode view read. They are made of a `ModelCard`
 (`facts`), of stored answers (`stored_turns`) and of ended ones.
+
+Guards: tests/tui/test_limits.py and test_charts.py.
 """
 
 from collections.abc import Iterable

@@ -4,7 +4,7 @@ Bytes and FLOPs are computed from shapes, times are measured. A step's time by p
 steps, see `runtime.engine.step_timer`; without such steps it is computed from bytes and bandwidth.
 
 Pure functions: `LiveMetrics` calls them, and a section of `app/tui/decode/` draws the result. The names of parts are
-keys of `_LOOKS` in `decode/step.py`. tests/tui/metrics/test_figures.py and tests/tui/test_charts.py.
+keys of `_LOOKS` in `decode/step.py`. Guards: tests/tui/metrics/test_figures.py and tests/tui/test_charts.py.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,27 +54,32 @@ def step_times(of: StepFigures, weight_bytes: float, steps: Sequence[StepRecord]
     timed = [step for step in newest if step.parts is not None and step.latency_s > 0][-_TIMED:]
     if timed:
         # Timed steps have the same shares as the mean one, which may be faster or slower.
-        whole = sum(step.latency_s for step in timed)
-        parts_of = [(step.parts.named(), step.latency_s) for step in timed if step.parts is not None]
-        shares: dict[str, float] = {}
-        for named, latency in parts_of:
-            known = sum(named.values())
-            scale = min(1.0, latency / known) if known > 0 else 0.0  # a neighbour's work may be measured, too
-            for name, seconds in named.items():
-                shares[name] = shares.get(name, 0.0) + seconds * scale / whole
-        other = max(0.0, 1.0 - sum(shares.values()))
-        ordered = [("weights", shares["weights"]), ("KV", shares["KV"]), ("the rest", other)]
-        ordered += [(name, shares[name]) for name in ("sampling", "host", "waiting")]
+        parts = [(name, share * total) for name, share in _timed_shares(timed)]
         indices = [step.index for step in timed]
         every = indices[-1] - indices[-2] if len(indices) > 1 else len(steps)
         span = steps[-1].index - indices[0] + 1
-        return StepTimes([(name, share * total) for name, share in ordered], total, len(timed), max(1, every), span)
+        return StepTimes(parts, total, len(timed), max(1, every), span)
     if of.reading_s is None or of.step_bytes <= 0:
         return StepTimes([("not timed", total)], total)
     # No timed steps: the time that the bytes take at the measured bandwidth.
     reading = min(total, of.reading_s)
     weights = reading * min(1.0, weight_bytes / of.step_bytes)
     return StepTimes([("weights", weights), ("KV", reading - weights), ("not reading", total - reading)], total)
+
+
+def _timed_shares(timed: Sequence[StepRecord]) -> Parts:
+    """Return the share of each part in the time of steps that were timed by part; they sum to 1."""
+    whole = sum(step.latency_s for step in timed)
+    parts_of = [(step.parts.named(), step.latency_s) for step in timed if step.parts is not None]
+    shares: dict[str, float] = {}
+    for named, latency in parts_of:
+        known = sum(named.values())
+        scale = min(1.0, latency / known) if known > 0 else 0.0  # a neighbour's work may be measured, too
+        for name, seconds in named.items():
+            shares[name] = shares.get(name, 0.0) + seconds * scale / whole
+    other = max(0.0, 1.0 - sum(shares.values()))
+    ordered = [("weights", shares["weights"]), ("KV", shares["KV"]), ("the rest", other)]
+    return ordered + [(name, shares[name]) for name in ("sampling", "host", "waiting")]
 
 
 def step_bytes(of: StepFigures, cost: StepCost | None) -> Parts:

@@ -4,6 +4,8 @@ Only seconds of decoding count.
 
 `LiveMetrics` has one for each loaded model. The chart of speed by context reads `speeds` and `token_gb_s`; the time
 until the context is full follows from the latter.
+
+Guard: tests/tui/test_charts.py.
 """
 
 from collections import deque

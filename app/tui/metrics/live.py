@@ -6,6 +6,8 @@
 The poller feeds it (`take`, `set_load`, `set_context`); sections and meters read its properties and change nothing. A
 figure is computed in one property here, from `StepTotals` or the functions of `figures.py`, for all that show it. New
 state of a turn has to be reset in `_forget_turn`, and copied in `frozen` if it is changed in place.
+
+Guards: tests/tui/test_charts.py, test_step_streams.py and test_several_metrics.py.
 """
 
 from collections import deque

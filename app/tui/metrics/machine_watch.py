@@ -3,6 +3,8 @@
 Without psutil, or without permission to read, there are no samples.
 
 The poller asks for the load with each poll, and gives it to `LiveMetrics.set_load`.
+
+Guard: tests/tui/decode/test_machine.py.
 """
 
 from collections.abc import Callable, Sequence

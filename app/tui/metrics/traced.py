@@ -1,6 +1,8 @@
 """The latest turn's sequences for a trace-event file; times count from the request.
 
 `ChatState.export_trace` passes them to `app.output.trace_file`, which has the format.
+
+Guard: tests/app/output/test_trace_file.py.
 """
 
 from headrace.app.output.trace_file import TracedSequence, TraceSpan

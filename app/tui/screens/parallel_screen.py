@@ -4,6 +4,8 @@
 
 Each pane has metrics of its own, fed with the events of its answer alone. The poller calls `handle_events`, then
 `extend_last_line` or `sync`.
+
+Guard: tests/tui/screens/test_compare_screen.py.
 """
 
 from collections.abc import Callable, Sequence

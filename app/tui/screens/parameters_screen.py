@@ -2,6 +2,8 @@
 
 A field for each of `PARAMETERS` (`app/chat/parameters.py`), which follow from the table of options; nothing is listed
 here. Values are stored with the session, all or none.
+
+Guard: tests/tui/screens/test_dialogs.py.
 """
 
 from typing import ClassVar

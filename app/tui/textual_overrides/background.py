@@ -4,6 +4,8 @@ The reply arrives among the keys: `ESC ] 11 ; rgb:RRRR/GGGG/BBBB` and an end (BE
 input, because textual would treat it as keys. Terminals without OSC 11 do not reply.
 
 `BackgroundQueryDriver` asks, `PasteParser` passes the input through `BackgroundReply`, and the app changes its theme.
+
+Guard: tests/tui/textual_overrides/test_background.py.
 """
 
 import os

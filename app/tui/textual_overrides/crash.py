@@ -1,6 +1,8 @@
 """A crash of the terminal UI as one line and a report file.
 
 Textual prints the traceback with the values of local variables, which can hold the text of a prompt.
+
+Guard: tests/tui/textual_overrides/test_crash.py.
 """
 
 import sys

@@ -2,6 +2,8 @@
 
 Textual sets `App.cursor_position` when a field's caret moves. A layout moves fields as well: after it the cursor would
 stay in the old place until the next key. So it is computed from the focused field each time it is written.
+
+Guard: tests/tui/textual_overrides/test_input_method.py.
 """
 
 from textual.app import App

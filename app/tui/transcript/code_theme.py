@@ -5,6 +5,8 @@ is limited, since lexers search ahead from every bracket; the rest of a slow blo
 
 `markdown_lines` calls `coloured` for finished code, and now and then for growing code. Every style in the tables has to
 be one of textual's or of `app.tui.themes`: an unknown colour ends the chat when it is drawn.
+
+Guard: tests/tui/test_parts.py.
 """
 
 import time

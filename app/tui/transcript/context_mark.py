@@ -3,6 +3,8 @@
 The latter is a mark between them and those that are sent, with the summary of the former. `ShownBranch` and
 `AnswerPane` insert stand-ins, `Entry` draws the mark by `mark_lines`, and actions on a message look for its id
 (`ChatActions.act`). Stored messages have positive ids.
+
+Guard: tests/tui/test_summary.py.
 """
 
 from textual.content import Content

@@ -2,6 +2,8 @@
 
 `ModelLoading` feeds it with load events and the clock. `welcome_lines` draws `lines` in the place of an empty
 conversation, and the notice above the prompt has `summary`.
+
+Guard: tests/tui/test_first_download.py.
 """
 
 from collections import deque

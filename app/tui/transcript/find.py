@@ -1,6 +1,8 @@
 """Text search in the rows of the transcript.
 
 A pure function of the drawn lines: `Transcript.find` calls it with every key of the find bar, and marks the spans.
+
+Guard: tests/tui/transcript/test_find.py.
 """
 
 import re

@@ -163,9 +163,10 @@ def _task(item: list["Token"]) -> str:
 
 def _inline(token: "Token") -> Content:
     """Return the text of a paragraph, heading or cell with its emphasis; an address follows its link."""
+    # Styles are spans of characters: a style begins at an opening token, and its span is made at the closing one.
     text: list[str] = []
     spans: list[Span] = []
-    open_styles: list[tuple[int, str]] = []
+    open_styles: list[tuple[int, str]] = []  # (first character, style), the innermost last
     address = ""
     length = 0
     for child in token.children or []:
@@ -177,6 +178,7 @@ def _inline(token: "Token") -> Content:
         if child.type.endswith("_close"):
             start, style = open_styles.pop()
             spans.append(Span(start, length, style))
+            # A link whose text is its address needs no second one.
             if child.type == "link_close" and "".join(text)[start:] != address:
                 piece = f" ⟨{address}⟩"
                 spans.append(Span(length, length + len(piece), _QUIET))

@@ -30,6 +30,7 @@ def welcome_lines(
         return [], failure_lines(name, problem or "")
     if engine.state == "loading" and download.active:
         return [], download.lines(name)
+
     # A model that is loaded, or on its way: name, sizes, machine; then the first keys.
     logo = [
         Content.styled(_ABOVE, "$secondary"),

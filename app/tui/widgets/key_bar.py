@@ -2,6 +2,8 @@
 
 It looks like textual's Footer, but is one widget: a change of keys mounts, styles and lays out nothing. Most screens
 have one; the keys are the active bindings that have `show`.
+
+Guard: tests/tui/test_narrow.py.
 """
 
 from collections.abc import Iterable

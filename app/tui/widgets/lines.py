@@ -4,6 +4,8 @@ Lines are made when the metrics change. Only the range from the first to the las
 
 A subclass defines `lines`, and `change_key` if it shows less than all metrics. A line that is too wide is cut. Below
 the widgets are the parts that lines are made of (`spread`, `legend`, `bar`, ...), pure functions of texts and widths.
+
+Guards: tests/tui/test_text_flow.py and tests/tui/textual_overrides/test_partial_repaint.py.
 """
 
 from collections.abc import Callable, Sequence
