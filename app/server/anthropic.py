@@ -131,6 +131,7 @@ def _messages(value: object, where: str, *, in_history: bool) -> list[dict[str, 
         return [message | {"content": content}]
     if not isinstance(content, list):
         raise UsageError(f"{where}.content must be a text or a list of blocks, not {shown(content)}")
+
     # Sort the blocks by kind: a template's message has one text, one list of calls, and results apart from it.
     texts = []
     results = []
@@ -152,6 +153,7 @@ def _messages(value: object, where: str, *, in_history: bool) -> list[dict[str, 
                 results.append(_result(block, identifier, path))
             case _:
                 texts.append(_text(block, path, in_history=in_history))
+
     if thoughts:
         message["reasoning_content"] = "".join(thoughts)
     if calls:

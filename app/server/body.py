@@ -1,6 +1,8 @@
 """JSON bodies of requests, bounded in size and time.
 
 Every endpoint with a body reads it here. Fields are checked later (`app.answer.fields`).
+
+Guard: tests/app/server/test_body.py.
 """
 
 import asyncio

@@ -15,7 +15,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_S = 15.0  # for the request line and all headers, also of an idle new connection
-MAX_CONNECTIONS = 1024
+MAX_CONNECTIONS = 1024  # fewer, if the process may not open so many files
 _OTHER_FILES = 64  # files besides connections that the process may have open
 
 

@@ -7,6 +7,8 @@ submits requests.
 The process is stopped, loading, ready, failed or dead (`client.EngineState`). A dead one is started again by `_watch`;
 an idle one may be unloaded, on a thread that has the client meanwhile (`_is_unloading`): no other method may touch it
 then.
+
+Guards: tests/app/server/test_engine.py, and test_served_models.py for engines that make room for each other.
 """
 
 import asyncio
@@ -74,22 +76,28 @@ class ServedEngine:
         self.on_unload: Callable[[], None] = lambda: None
         self.spec = spec
         self._client = client
+        self._given_name = name
         self._most_open = most_open
         self._idle_unload_s = idle_unload_s
-        self._answering: dict[int, Answering] = {}
         self._ids = ids
-        self._changed = asyncio.Event()  # of the engine's state
-        self._descriptor: int | None = None  # of the socket that the loop watches
-        self._writing = False  # the loop waits for room in it
+
+        # Requests
+        self._answering: dict[int, Answering] = {}  # by generation
+        self._durations: list[float] = []  # of the latest answers
         self._watchers = 0  # readers of step records
+        self._kv_limit: int | None = None  # bytes
+        self._stopping: ApiError | None = None  # what new requests get, once `stop` was called
+
+        # The process
+        self._changed = asyncio.Event()  # of the engine's state
         self._deaths: list[float] = []  # times of the process's recent ends, each within _STEADY_S
         self._restart_at: float | None = None  # None: no restart is due
-        self._given_name = name
         self._unload: asyncio.Future[None] | None = None  # the latest, under way or done
-        self._kv_limit: int | None = None  # bytes
-        self._durations: list[float] = []  # of the latest answers
-        self._task: asyncio.Task[None] | None = None
-        self._stopping: ApiError | None = None
+
+        # The loop
+        self._task: asyncio.Task[None] | None = None  # `_watch`
+        self._descriptor: int | None = None  # of the socket that the loop watches
+        self._writing = False  # the loop waits for room in it
 
     def start(self) -> None:
         """Watch the engine on the running loop."""

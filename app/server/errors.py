@@ -2,6 +2,8 @@
 
 Messages never have a path, a traceback or a key: unexpected errors become one general line. `application.py` catches
 every exception and makes an `ApiError` of it. Codes are public: clients compare them.
+
+Guards: tests/app/server/test_guard.py and test_openai.py.
 """
 
 import traceback

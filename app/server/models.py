@@ -2,6 +2,8 @@
 
 `served_models.py` finds a requested name with `model_named` and `is_served`; `application.py` makes the documents. A
 chat with --connect and `headrace launch` read `owned_by`, `status` and `context_length`.
+
+Guard: tests/app/server/test_served_models.py.
 """
 
 import json

@@ -2,6 +2,8 @@
 
 All forms (`form.py`) collect an answer in `AnswerParts`: for a stream they write the parts that `take` returns, for one
 document they read its attributes at the end.
+
+Guards: tests/app/server/test_openai.py and test_responses.py.
 """
 
 from collections.abc import Iterable, Iterator

@@ -111,6 +111,8 @@ def read_input(body: Body) -> list[dict[str, object]]:
     messages: list[dict[str, object]] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
+
+    # Items of one answer (reasoning, text, calls) become one message of the assistant; see `_own_message`.
     newest = newest_user(entries)
     for index, entry in enumerate(entries):
         where = f"input[{index}]"

@@ -1,6 +1,8 @@
 """`/v1/telemetry`: a model's events as server-sent events: step records, progress, ends, load.
 
 Answers appear by number only: no text leaves here. `app.engine.telemetry` writes the events; `headrace top` reads them.
+
+Guard: tests/app/server/test_figures.py.
 """
 
 import asyncio
