@@ -2,6 +2,8 @@
 
 A new type of value (`runtime/config/value_types.py`) needs its case in `answer_option`; a new option of a known type
 needs nothing here.
+
+Guards: tests/app/cli/test_commands.py, and test_run_settings.py for values and their errors.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,4 +1,7 @@
-"""A Mac stays awake while a long command runs: `batch`, `bench`, `pull`, `quantize` and `serve` call `keep_awake`."""
+"""A Mac stays awake while a long command runs: `batch`, `bench`, `pull`, `quantize` and `serve` call `keep_awake`.
+
+Guard: tests/app/cli/test_awake.py, with a `caffeinate` of its own.
+"""
 
 import os
 import sys

@@ -2,6 +2,8 @@
 
 Results go to standard output or into a file; everything else goes to standard error. The work is in `app.batch`: lines
 are parsed before the model is loaded, so that a wrong file costs no time.
+
+Guard: tests/app/cli/test_batch.py.
 """
 
 import json
@@ -118,6 +120,7 @@ def batch(arguments: BatchArguments) -> int:
     spec = arguments.load.spec(settings, draft)
     raw_lines = read_lines(arguments.source)
     cancel = CancelFlag()
+    # All lines are parsed, and the output is checked, before a model is loaded: that takes long.
     with ExitStack() as stack:
         file = None
         if arguments.output not in (None, STDOUT):

@@ -7,6 +7,8 @@ The functions below are `shell_complete` of options and arguments in the command
 
 Bash, zsh and fish differ from click's completion: words with `=` and `@`, zsh without compinit. Importing this module
 registers their classes with click. See docs/workarounds.md.
+
+Guard: tests/app/cli/test_commands.py.
 """
 
 from contextlib import closing

@@ -1,4 +1,7 @@
-"""`headrace explain`: figures of the decode view, `run --stats` and `bench`."""
+"""`headrace explain`: figures of the decode view, `run --stats` and `bench`.
+
+Guard: tests/app/output/test_explanations.py.
+"""
 
 from dataclasses import asdict
 from textwrap import fill

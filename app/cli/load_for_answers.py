@@ -4,6 +4,8 @@
 that resolve their models elsewhere (`bench`, `quantize`, `serve`) call `install_file` before, so that a header is read
 once. `chat`, whose first frame comes before its model, calls `agree_to_copy`. The copy that some .gguf files need in
 the store is announced with its size, and asked for on a terminal.
+
+Guard: tests/app/cli/test_models.py.
 """
 
 import sys

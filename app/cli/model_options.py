@@ -2,6 +2,8 @@
 
 A command takes all of them (`model_options`), or some by their own decorators with `load_arguments`, and receives a
 `LoadArguments`. Decorators that check other options (`adapter_option`, `hosts_options`) see them as click passes them.
+
+Guards: tests/app/cli/test_commands.py, test_draft.py for the draft model, tests/app/hosts/test_start.py for the hosts.
 """
 
 from collections.abc import Callable, Mapping

@@ -110,6 +110,8 @@ def list_models(filter: str | None, as_json: bool) -> None:
     if as_json:
         print_json(rows + foreign + adapters)
         return
+
+    # A table for each kind, with a blank line between two
     if rows:
         _print_overview(rows)
     if foreign:

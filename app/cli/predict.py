@@ -2,6 +2,8 @@
 
 `predict` is about one model on any machines, `fit` about all models of the catalog on one machine. Each makes a
 document (`app.predict.document`), which --json prints as it is.
+
+Guards: tests/app/predict/test_hosts.py and tests/app/cli/test_bench.py.
 """
 
 from collections.abc import Sequence

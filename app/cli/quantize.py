@@ -1,6 +1,8 @@
 """`headrace quantize`: a quantized copy with bits chosen for each projection; the work is in `app.quantize`.
 
 `headrace pull --quantize` is the other way: all matrices alike, and no measurement.
+
+Guard: tests/app/quantize/test_quantize.py.
 """
 
 from pathlib import Path

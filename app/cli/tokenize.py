@@ -1,4 +1,7 @@
-"""`headrace tokenize`: the tokens of a text, one a line."""
+"""`headrace tokenize`: the tokens of a text, one a line.
+
+Guard: tests/app/cli/test_tokenize.py.
+"""
 
 import json
 import sys

@@ -1,4 +1,7 @@
-"""`headrace verify`: answers alone against answers in batches. Exit code 1 if they differ, 130 after Ctrl-C."""
+"""`headrace verify`: answers alone against answers in batches. Exit code 1 if they differ, 130 after Ctrl-C.
+
+Guard: tests/app/verify/test_verify.py.
+"""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -68,6 +71,7 @@ def verify(given: VerifyArguments) -> int:
     here = None
     if hosts is not None and given.server:
         raise UsageError("--server compares programs on this machine", "leave out --hosts")
+    # Several machines are compared with this one alone, if the model fits here.
     resolved = resolved_model(chosen_model(given.model, settings), quiet=given.as_json)
     spec = replace(given.load.spec(settings), context=None, hosts=None)
     load = partial(load_noted, resolved, spec)
@@ -78,7 +82,8 @@ def verify(given: VerifyArguments) -> int:
             here = load()
         except NotEnoughMemoryError as error:
             say(f"not compared with this machine alone: {error}", err=True)
-    if loaded is None:
+
+    if loaded is None:  # --server: every interface runs in a process of its own
         options = {"kv": spec.kv, "activations": spec.activations, "force": spec.force}
         document = verify_interfaces(load, plan, resolved.path, options)
     else:

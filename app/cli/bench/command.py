@@ -3,6 +3,8 @@
 Results are a table on a terminal and Markdown elsewhere, or the form asked for. Ctrl-C prints the results so far and
 exits with 130. There are three kinds of runs: speed (`_measure`), quality of formats (`_measure_quality`), and the
 fixed tests of `machine.py`.
+
+Guard: tests/app/cli/test_bench.py.
 """
 
 import json

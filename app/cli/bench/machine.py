@@ -1,6 +1,8 @@
 """`headrace bench --report mac`: fixed tests of fixed models, as one file in the form of assets/measured.toml.
 
 The file is written after every model, so Ctrl-C (exit code 130) keeps what is measured.
+
+Guard: tests/app/cli/bench/test_machine.py.
 """
 
 import re

@@ -2,6 +2,8 @@
 
 `command.py` turns a `BenchOptions` into the options of a run of speed or quality, and refuses options that do not go
 together. A new option is a field, and a row of `_OPTIONS` with the field's name.
+
+Guards: tests/app/cli/test_bench.py and test_bench_threads.py.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,8 @@
 """`headrace doctor`: machine, bandwidth, software and problems, on one screen or as JSON.
 
 Exit code 1 if something is broken. `app.cli.doctor.diagnosis` gathers the facts; this module prints them.
+
+Guard: tests/app/cli/test_doctor.py.
 """
 
 import os

@@ -374,9 +374,10 @@ def models_state() -> State:
         names = store.names()
     except HeadraceError as error:
         return State("unreadable", [Finding("broken", str(error), error.hint or "")])
+
     problems = []
     installed = 0
-    unrecorded = 0
+    unrecorded = 0  # models without checksums
     for name in names:
         try:
             model = store.get(name)

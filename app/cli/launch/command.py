@@ -1,6 +1,8 @@
 """`headrace launch`: a coding agent on a model of this machine, with settings for this run alone.
 
 The agent talks to a server that runs already, or to one of its own, which ends with it.
+
+Guard: tests/app/cli/test_launch.py.
 """
 
 import os

@@ -2,6 +2,8 @@
 
 `run_answer` checks everything that can be refused before it fetches or loads a model. Several answers to one prompt are
 in `samples.py`, the stored conversation in `session.py`, the figures in `answer_report.py`.
+
+Guards: tests/app/cli/test_run.py and test_run_settings.py.
 """
 
 import sys

@@ -1,4 +1,7 @@
-"""The prompt of `headrace run`: piped text, the argument, and attached text files."""
+"""The prompt of `headrace run`: piped text, the argument, and attached text files.
+
+Guard: tests/app/cli/test_run_settings.py.
+"""
 
 import os
 import select
