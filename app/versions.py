@@ -1,6 +1,8 @@
 """Installed versions and origin of headrace and its dependencies, from package metadata alone.
 
 Every result document has `versions()`; `doctor` and hints use the rest. Nothing here imports a package it names.
+
+Guard: tests/app/cli/test_doctor.py.
 """
 
 import json

@@ -2,6 +2,8 @@
 
 `Answerer.prepare` makes it. Each event of the engine then goes through `take`, in order, on the thread of the model;
 `Completed` is the last one. Facts of an answer's end that only this module knows are added in `_end`.
+
+Guard: tests/app/answer/test_answerer.py.
 """
 
 import time

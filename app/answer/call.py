@@ -2,6 +2,8 @@
 
 Readers of bodies make it: `openai_form.py` here, `anthropic.py` and `responses.py` of the server, `app.batch.parse`.
 `app.server.respond` and `app.batch.run_batch` answer it. A new field needs its use in both, or its refusal in a reader.
+
+Guards: tests/app/server/test_openai.py, test_responses.py and test_anthropic.py.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,8 @@
 """Phrases of an answer's figures and sampling, the same on every surface.
 
 The chat, `run`, `batch` and exported sessions take them from here.
+
+Guard: tests/app/answer/test_phrases.py.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,8 @@
 """Detection of an answer that repeats itself, exactly, by its token ids.
 
 `Answer.take` adds the tokens of each step. Chats and `run` show `REPEATS`; nothing ends the answer for it.
+
+Guard: tests/app/answer/test_repetition.py.
 """
 
 from collections.abc import Sequence

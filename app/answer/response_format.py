@@ -2,6 +2,9 @@
 
 OpenAI's `response_format`, the Responses API's `text.format`, Anthropic's `output_config.format`, and vLLM's
 `structured_outputs` and `guided_...` fields.
+
+`options.py` takes the options from `format_options`, `flat_format` serves the two forms that name a format elsewhere.
+Guarded by tests/app/answer/test_structured.py, which has a body of each form.
 """
 
 import re

@@ -5,6 +5,8 @@
 A body is read as the server reads it (`app.answer.openai_form`). Unknown fields are refused, and so is more than one
 answer: an error before hours of work. `parse.py` calls `form_of` and `read_body`, `result.py` calls `response`.
 Source of the shapes: the API reference of OpenAI, section Batch.
+
+Guards: tests/app/batch/test_output.py and test_parse.py.
 """
 
 from collections.abc import Mapping

@@ -37,11 +37,14 @@ def result(line: BatchLine, answer: Answer, model: LoadedModel) -> dict[str, obj
     }
     if answer.unchecked_tools:
         details["unchecked_tools"] = answer.unchecked_tools
+    # A request that is answered again has the same identifiers: they follow from its digest.
     call = line.call
     calls = [
         written_call(f"call_{line.digest[:16]}_{n}", made.name, made.arguments, call.custom)
         for n, made in enumerate(answer.calls)
     ]
+
+    # headrace's own form
     if line.form == "plain":
         request = {"line": line.number, "id": line.name, "request": line.digest, "model": model.name}
         counts = token_counts(summary.prompt_tokens, summary.completion_tokens)
@@ -51,6 +54,8 @@ def result(line: BatchLine, answer: Answer, model: LoadedModel) -> dict[str, obj
             tool_calls["tool_calls"] = calls
         text = {"text": answer.text, **tool_calls, "finish_reason": answer.finish_reason}
         return {**request, **text, "usage": usage, **details, "error": None}
+
+    # OpenAI's: a response whose body is that of the endpoint
     reports = None
     if call.logprobs is not None:
         reports = answer.reports

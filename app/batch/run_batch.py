@@ -24,7 +24,7 @@ from headrace.models.text.events import Completed, TextChunk
 from headrace.runtime.engine.request import CancelFlag, SequenceFailed
 from headrace.runtime.errors import HeadraceError
 
-SHOWN_ERRORS = 5
+SHOWN_ERRORS = 5  # failed lines that are named at the end; the output has all
 
 
 @dataclass

@@ -2,6 +2,8 @@
 
 TTFT and end-to-end times of a line count from its tokenization, not from the batch's start. The total speed covers all
 answers together, prefill included.
+
+Guard: tests/app/cli/test_batch.py.
 """
 
 from collections.abc import Sequence

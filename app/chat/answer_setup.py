@@ -2,6 +2,8 @@
 
 Used by the conversation, and by `/compare` and `/again`. A session stores sampling as plain values by option name;
 `stored_options` alone makes options of them, and `AnswerOptions.stored` writes them.
+
+Guards: tests/app/chat/test_comparison_engines.py, test_comparison.py and tests/tui/test_sampling.py.
 """
 
 from collections.abc import Mapping, Sequence

@@ -3,6 +3,8 @@
 `Conversation` has one writer, `/compare` and `/again` have one for each of their answers (`parallel_answers.py`). They
 decide when to ask, and this module what is stored. A message is in the store before its request is submitted. An
 answer that cannot be stored is kept, and `settle` tries again.
+
+Guards: tests/app/chat/test_conversation.py and test_turn.py; test_comparison.py for answers beside each other.
 """
 
 from collections.abc import Mapping
@@ -126,12 +128,15 @@ class AnswerWriter:
         assert turn is not None
         branch = self.branch
         card = self.engine.card
+
         # The answer's message is created with them, at its first text: by then a model that was still loading when the
         # answer was asked for is known, with the settings it recommends.
         if turn.answer is None and turn.sampling is not None:
             turn.model = self.model_name
             turn.sampling = settings_used(turn.sampling, card)
         turn.handle(event)
+
+        # The context in use: counted by the engine at the answer's end, before that as far as it has come.
         metrics = turn.metrics
         if metrics is not None and not turn.summarising:
             branch.context_tokens = tokens_held(metrics.prompt_tokens, metrics.completion_tokens, turn.reason)
@@ -139,6 +144,7 @@ class AnswerWriter:
             branch.context_tokens = turn.context_tokens
             if card is not None:
                 branch.context_tokens = min(turn.context_tokens, card.context_limit)
+
         if isinstance(event, Delta) and event.text and turn.answer is not None:
             self._steps[turn.answer.id] = turn.steps
             branch.messages = turn.grown(branch.messages)

@@ -2,6 +2,8 @@
 
 Each is sampled like `Conversation.regenerate` does, on a branch of its own. The screen of `/again` draws `answers` and
 calls `poll`; `parallel_answers.py` has the parts that `/compare` shares.
+
+Guard: tests/app/chat/test_candidates.py.
 """
 
 from headrace.app.chat.answer_setup import WARMER, AnswerSetup

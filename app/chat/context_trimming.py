@@ -3,6 +3,8 @@
 Trimming drops the oldest turns or replaces them by a summary, with undo. The messages stay in the session: its
 `prompt_from` is the first one that is still sent, and `summary` stands for those before it (`app.chat.prompt`).
 `Conversation` owns a `ContextTrimming`, and both surfaces ask its `question`.
+
+Guards: tests/app/chat/test_conversation.py and tests/tui/test_summary.py.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,8 @@
 """Messages of several lines: a trailing backslash and triple quotes begin another line.
 
 The input of the full screen and of the line chat follow these rules; docs/chat.md describes them.
+
+Guard: tests/app/chat/test_continued_lines.py.
 """
 
 QUOTES = '"""'

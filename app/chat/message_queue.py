@@ -2,6 +2,8 @@
 
 Each is sent after a complete answer. After a stopped or failed answer the texts return to the input. The full screen
 polls `send_next` (a conversation) or `send_after` (a comparison); both return False once the texts have to go back.
+
+Guard: tests/tui/test_queue.py.
 """
 
 from collections.abc import Callable, Sequence

@@ -2,6 +2,8 @@
 
 A parameter is an answer option (`app.answer.options`) with short values; names, ranges and help come from that table.
 The settings screen, /set and /compare use this module.
+
+Guard: tests/tui/test_parts.py.
 """
 
 from collections.abc import Mapping

@@ -22,7 +22,7 @@ from headrace.models.text.thinking import NO_TEXT, Kinds
 from headrace.runtime.errors import SessionError
 from headrace.runtime.metrics.telemetry import Summary
 
-DURABLE_S = 2.0
+DURABLE_S = 2.0  # between two durable writes, see the module
 RETRY_S = 2.0  # after the store has failed
 
 TurnPhase = Literal["waiting", "prefill", "answering"]

@@ -2,6 +2,8 @@
 
 The screen calls `Conversation.prefetch` at pauses of typing. The engine answers with a `PromptCounted`. Its id is the
 number of the request: counts of earlier texts are ignored.
+
+Guard: tests/app/chat/test_unsent_message.py.
 """
 
 import time

@@ -1,6 +1,8 @@
 """Bounded reads of files that the command line names; a device or a stream may have no end.
 
 Prompts, batches, grammars, bench documents and attachments are decoded here, so that wrong bytes have one error.
+
+Guard: tests/app/config/test_bounded_input.py.
 """
 
 import codecs

@@ -2,6 +2,8 @@
 
 Settings and presets change under it. The lock is a file next to theirs, .NAME.lock. It is never deleted, since another
 process may wait for it. Reading needs no lock, since files are replaced whole.
+
+Guard: tests/app/config/test_file_lock.py.
 """
 
 from collections.abc import Iterator

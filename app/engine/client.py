@@ -5,6 +5,8 @@ Only the end of a process is waited for: at once if it is killed, and in `close`
 A client belongs to one thread. `state` and `card` change only in `start`, `poll` and `close`. Chat and server use
 `EngineClient`; a chat with --connect uses `remote.RemoteEngine`. Both are a `ChatEngine`, and so is the scripted engine
 of the tests.
+
+Guard: tests/app/engine/test_client.py.
 """
 
 from collections.abc import Sequence

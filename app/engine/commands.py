@@ -2,6 +2,8 @@
 
 `client.EngineClient` sends them, `Quit` through its `link.EngineLink`, and `process.Server` runs them. `ModelSpec` is
 one, too: it loads a model.
+
+Guard: tests/app/engine/test_client.py.
 """
 
 import time

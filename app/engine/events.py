@@ -11,6 +11,8 @@ them from it again, for `headrace top` and for a chat with --connect; the chat's
 of PullProgress. The chat, the server's forms, its metrics and telemetry read them.
 
 A new event is a class here, in one of the unions at the end; readers that do not know it ignore it.
+
+Guards: tests/app/engine/test_client.py and test_remote.py.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,8 @@
 """Address of an HTTP server, and server-sent events from it.
 
 Used by a chat with --connect, `headrace top`, `launch` and `verify --server`. It needs the standard library alone.
+
+Guard: tests/app/engine/test_remote.py.
 """
 
 import json

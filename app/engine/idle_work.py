@@ -3,6 +3,8 @@
 A measurement waits for the first answer and for the end of typing, and stops when a command arrives. The command loop
 (`process.py`) calls `run` whenever `due` is true and no command has come for `after_s`; `EngineHost` tells `busy` and
 `idle`.
+
+Guard: tests/app/engine/test_idle_work.py.
 """
 
 import os

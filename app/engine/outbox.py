@@ -2,6 +2,8 @@
 
 Sending costs CPU time that decoding needs. `EngineHost` has an outbox for each answer; `headrace run` stores a growing
 answer through one.
+
+Guard: tests/app/engine/test_outbox.py.
 """
 
 import time

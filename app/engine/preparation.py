@@ -2,6 +2,8 @@
 
 Either can take seconds. Three threads take one request after the other each: very long texts, requests with a schema,
 a grammar or tools, and all others, so that a slow request delays its own kind alone, and never a step.
+
+Guard: tests/app/engine/test_preparation.py.
 """
 
 from collections.abc import Callable, Iterator

@@ -2,6 +2,8 @@
 
 One thread per answer reads its stream; `poll` never blocks. Of other servers, steps are what arrives together: their
 latency is the time between two pieces of text, and their bytes are unknown.
+
+Guard: tests/app/engine/test_remote.py.
 """
 
 import itertools
@@ -26,7 +28,7 @@ from headrace.app.engine.telemetry import event_of
 from headrace.app.engine.telemetry_reader import telemetry_path
 from headrace.runtime.errors import EngineError
 
-_CONNECT_S = 10.0
+_CONNECT_S = 10.0  # for a connection
 _SILENCE_S = 600.0  # without a byte from the server
 _OWN = "headrace"  # owner of the models of our own server: `owned_by` in `app.server.models`
 _CONTEXT = ("context_length", "max_model_len")  # keys of a model's context limit: headrace's, and vLLM's

@@ -2,6 +2,8 @@
 
 `remote.py` feeds it the chunks of `/v1/chat/completions`. headrace's own server reports each step in a chunk with a
 `headrace` object, after the chunks with its text; of other servers a chunk with text counts as a step.
+
+Guard: tests/app/engine/test_remote.py.
 """
 
 import time

@@ -1,6 +1,8 @@
 """Events of a running server, read on a thread from its `/v1/telemetry`; `poll` never blocks.
 
 The connection is made again when it breaks. `headrace top` polls it as the chat polls its engine.
+
+Guards: tests/app/server/test_figures.py and test_several_models.py.
 """
 
 import json

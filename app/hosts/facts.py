@@ -2,6 +2,8 @@
 
 `rank.py` reports them to rank 0 as JSON, and `start.py` compares them with its own (`start.refusal`). Every rank has
 the same version of headrace, so keys may change.
+
+Guard: tests/app/hosts/test_start.py.
 """
 
 import os

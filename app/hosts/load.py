@@ -2,6 +2,8 @@
 
 Commands and the engine's process call `load_model`, `bench` the two halves. A new option of loading (`ModelSpec`) takes
 effect here.
+
+Guard: tests/app/hosts/test_start.py.
 """
 
 from dataclasses import replace

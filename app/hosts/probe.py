@@ -3,6 +3,8 @@
 `start.py` measures before it chooses the split, and `rank.py` answers. It takes a quarter of a second at most. RDMA is
 not measured by it. Rank 0's messages begin with a byte for their kind; the other rank answers each but the last with
 one byte.
+
+Guard: tests/app/hosts/test_start.py.
 """
 
 import socket

@@ -2,6 +2,8 @@
 
 `start.py` chooses once all ranks have reported and links are measured. The prediction is that of `headrace predict
 --hosts` (`app.predict.hosts`), with this machine's figures.
+
+Guard: tests/app/hosts/test_start.py.
 """
 
 from collections.abc import Sequence
@@ -42,10 +44,13 @@ def chosen_split(
     checkpoint = open_checkpoint(model)
     shape = shape_to_run(checkpoint)
     targets = targets_of(hosts, reports)
+
+    # Each rank's layers, and its share of every layer. A rank without a layer would have no stage: it gets one.
     layers = [max(1, count) for count in split_layers(shape, targets, min(CONTEXT, shape.context_length - 1))]
     shares = tensor_shares(shape, targets)
     if shape.stock:  # mlx-lm's classes divide evenly
         shares = [1.0] * len(targets)
+
     splits = {"tensor": Split("tensor", tuple(shares)), "pipeline": Split("pipeline", tuple(map(float, layers)))}
     if asked != "auto":
         return splits[asked]

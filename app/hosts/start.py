@@ -39,7 +39,7 @@ from headrace.runtime.ranks.peer_connection import RankLostError, Reception
 from headrace.runtime.ranks.split import Split
 
 START_S = 60.0  # for a process to report; silence ends the start earlier
-_CONNECT_S = 10.0
+_CONNECT_S = 10.0  # for all ranks to connect: to the probe of links, then to the control channel
 _LOOK_S = 0.5  # between looks at the processes
 _PORTS = (20_000, 60_000)  # from which other machines' ports are drawn
 _FAST_SYNCH = "MLX_METAL_FAST_SYNCH=1"  # MLX advises it for RDMA

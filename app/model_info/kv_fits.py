@@ -2,6 +2,8 @@
 
 `models list` and `models show` print it, `model_report.py` has it in documents as `context_fits`. Weights, working
 memory and recurrent state are subtracted first; the rest of the memory holds K/V.
+
+Guard: tests/app/model_info/test_kv_fits.py.
 """
 
 from collections.abc import Mapping, Sequence

@@ -346,12 +346,16 @@ def _installed(model: StoredModel, entry: CatalogEntry | None, usable: int | Non
         "quantization": None,
         "problem": None,
     }
+
+    # The file that it was made of: a GGUF that it reads, or one that was copied.
     if is_linked(model):
         file = next(iter(model.origin["gguf"]))
         link = model.path / file
         document["runs_from"] = str(link.readlink() if link.is_symlink() else link)
     else:
         document["copy_of"] = copied_file(model)
+
+    # Facts of its headers
     try:
         checkpoint = open_checkpoint(model.path)
         cost = checkpoint_cost(checkpoint)

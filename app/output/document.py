@@ -1,4 +1,7 @@
-"""JSON documents that commands print, and their forms as Markdown and CSV tables."""
+"""JSON documents that commands print, and their forms as Markdown and CSV tables.
+
+Guard: tests/app/output/test_document.py.
+"""
 
 import io
 import json

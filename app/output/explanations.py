@@ -1,6 +1,8 @@
 """Explanations of figures, from `assets/explain.toml`: a sentence, the formula, good values, improvements.
 
 `headrace explain`, the help of the decode view and docs/metrics.md show them; a test compares the page with the file.
+
+Guard: tests/app/output/test_explanations.py.
 """
 
 import tomllib

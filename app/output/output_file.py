@@ -1,6 +1,8 @@
 """Output files of commands, replaced as a whole.
 
 A command calls `check_output` before it works for minutes, and `write_output` at its end.
+
+Guard: tests/app/output/test_output_file.py.
 """
 
 import errno

@@ -2,6 +2,8 @@
 
 `headrace run` and the line chat print through it. `rendered_markdown.MarkdownOutput` has the same two methods and draws
 lines again.
+
+Guard: tests/app/output/test_plain_output.py.
 """
 
 from collections.abc import Callable

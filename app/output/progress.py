@@ -22,7 +22,7 @@ from headrace.runtime.metrics.units import format_bytes, format_long, percent
 _DRAW_S = 0.1  # between two drawings of a line, unless the stage changes
 LOG_S = 10.0  # between two log lines of one stage
 _BAR = 24  # columns, where the terminal has room
-_LEAST_BAR = 8
+_LEAST_BAR = 8  # columns, where it has not
 
 
 class RedrawnLine:

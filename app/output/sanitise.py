@@ -90,17 +90,18 @@ class Sanitiser:
         if not base or len(before) >= _MAX_INVISIBLE:
             return False
         code = ord(char[0])
-        if 0xE0020 <= code <= 0xE007F:
+        if 0xE0020 <= code <= 0xE007F:  # tags, in a flag such as Scotland's
             return base == _BLACK_FLAG and all("\U000e0020" <= tag < "\U000e007f" for tag in before)
-        if 0xFE00 <= code <= 0xFE0F:
+        if 0xFE00 <= code <= 0xFE0F:  # a variation selector, after what Unicode lists variants of
             return not before and unicodedata.category(base) in {"So", "Sm", "Po", "Pd", "Nd", "Lo"}
         if 0xE0100 <= code <= 0xE01EF:
             return not before and unicodedata.category(base) == "Lo"  # ideographic variants
         if char == _ZWJ and _is_pictograph(base) and before in ("", _VS16):
             return True
+        # U+034F joins combining marks; U+180B to U+180F are Mongolian variation selectors and vowel separator.
         if char in (_ZWSP, _ZWNJ, _ZWJ, "\u034f") or 0x180B <= code <= 0x180F:
             return len(before) < 2 and _is_joining(base)
-        if char == "\xad":
+        if char == "\xad":  # a soft hyphen, in a word
             return not before and unicodedata.category(base).startswith("L")
         return False
 
@@ -115,9 +116,9 @@ def _visible(char: str) -> str:
     if char[0] == "\r":
         return "\n"
     if code < 0x20:
-        return chr(0x2400 + code)
+        return chr(0x2400 + code)  # its control picture
     if code == 0x7F:
-        return "\u2421"
+        return "\u2421"  # that of DEL
     if 0xD800 <= code <= 0xDFFF:
         return "\ufffd"
     return f"‹U+{code:04X}›"

@@ -3,6 +3,8 @@
 A step that verifies K draft tokens emits one token, and one more per accepted draft token up to the first rejection.
 With an acceptance rate p per draft token that is 1 + p + p^2 + ... + p^K tokens (Leviathan et al. 2023, equation 1).
 If the step costs c plain steps, the speed-up is that number / c.
+
+Guard: tests/app/predict/test_acceptance.py.
 """
 
 from collections.abc import Mapping

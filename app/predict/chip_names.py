@@ -2,6 +2,8 @@
 
 Case, spaces and vendor words do not matter. An ambiguous name is an error that lists the candidates. A chip sold with
 several bandwidths gives one target each. A chip that no table has is given by figures: `1100 GB/s, 40 TFLOP/s`.
+
+Guard: tests/app/predict/test_predict.py.
 """
 
 import re
@@ -12,13 +14,13 @@ from headrace.app.predict.prediction import LARGE_MAC_SHARE, SMALL_MAC_GB, SMALL
 from headrace.runtime.errors import UsageError
 from headrace.runtime.machine.chips import Chip, table
 
-_VENDORS = re.compile(r"^(Apple|NVIDIA GeForce|NVIDIA|Tesla)\s+")
+_VENDORS = re.compile(r"^(Apple|NVIDIA GeForce|NVIDIA|Tesla)\s+")  # of the table's "Apple M4 Max"
 _VENDOR_WORDS = {"apple", "nvidia", "geforce", "tesla"}
 # Examples of each pattern: "(40-core)" or "40 GPU cores"; "1100 GB/s, 40 TFLOP/s"; "2x M3 Ultra 256 GB".
 _CORES = re.compile(r"\(?\b(\d+)[- ]*(?:gpu[- ]*)?cores?\b\)?", re.IGNORECASE)
 _FIGURES = re.compile(r"(\d+(?:\.\d+)?)\s*GB/s(?:[\s,]+(\d+(?:\.\d+)?)\s*TFLOP/?S)?", re.IGNORECASE)
 _MACHINE = re.compile(r"(?:(?P<count>\d+)\s*x\s+)?(?P<chip>.+?)(?:[\s,]+(?P<memory>\d+)\s*GB)?", re.IGNORECASE)
-MOST_MACHINES = 16
+MOST_MACHINES = 16  # of --hosts
 _LIST = '`headrace predict --list-chips` lists all; figures do as well: "1100 GB/s, 40 TFLOP/s"'
 
 

@@ -4,6 +4,8 @@ Other load only slows steps down, so predictions use the fastest recent fit, and
 only if there is no other. A fit is refused if it beats the measured peak, has too few depths or one that is off the
 line, or comes from rounds that disagree. Fits are kept per machine and kernels. `app.bench.measure.run` calls
 `remember`, `targets.py` here `remembered`.
+
+Guard: tests/app/predict/test_fit_store.py.
 """
 
 import math

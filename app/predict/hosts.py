@@ -6,6 +6,8 @@ layers, in proportion to its memory bandwidth as far as its memory goes, and hid
 and back to the first. Both are computed from shapes, as `app.predict.prediction` does for one machine; the link's part
 is latency and bytes / bandwidth. `headrace predict --hosts` shows it; `app.hosts.split_choice` takes its choice for a
 run, so `tensor_shares` and `split_layers` also decide how a model is divided.
+
+Guard: tests/app/predict/test_hosts.py.
 """
 
 import math

@@ -3,6 +3,8 @@
 A ring's all_sum of N ranks is 2 (N - 1) messages of 1/N of the array, one after the other (MLX's ring backend), or
 N - 1 of the whole array if it is gathered and added (`runtime.ranks.group`). In a mesh every rank sends the whole array
 to all others at once (MLX's JACCL backend).
+
+Guard: tests/app/predict/test_hosts.py.
 """
 
 import tomllib

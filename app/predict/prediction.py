@@ -6,6 +6,8 @@ roofline only.
 
 A `StepShape` (`models.cost`) is the model, a `TargetMachine` the machine, a `Prediction` both. `predict`, `fit`, the
 models screen, recommendations and `quantize` compute their speeds here.
+
+Guard: tests/app/predict/test_predict.py.
 """
 
 from collections.abc import Sequence

@@ -2,6 +2,8 @@
 
 Errors are those of predictions for sources that the constants were not fitted to: each source was left out in turn. A
 new figure is a row of a series in the file; the constants in its `engines` are then fitted anew (the file says how).
+
+Guard: tests/app/predict/test_predict.py.
 """
 
 import re

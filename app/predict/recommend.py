@@ -2,6 +2,8 @@
 
 The ★ of `models list`, `fit` and the models screen, and the chat's advice to replace the sample model. The ranks, best
 model first, are in the catalog's file.
+
+Guard: tests/app/predict/test_recommend.py.
 """
 
 from collections.abc import Mapping

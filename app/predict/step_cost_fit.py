@@ -2,6 +2,8 @@
 
 t0 is the fixed cost per step: dispatch, selection, synchronisation. Relative least squares, so that short steps count
 as much as long ones. `app.bench.measure.run` fits it, and `fit_store.py` keeps it for predictions.
+
+Guard: tests/app/bench/measure/test_result.py.
 """
 
 from collections.abc import Sequence

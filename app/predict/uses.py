@@ -1,4 +1,7 @@
-"""Uses of recommended models: their labels, and a recommendation. Imports nothing heavy."""
+"""Uses of recommended models: their labels, and a recommendation. Imports nothing heavy.
+
+Guard: tests/app/predict/test_recommend.py.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

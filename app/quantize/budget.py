@@ -2,6 +2,8 @@
 
 `quantize.py` turns each into a bound on bytes: bits directly, memory through `bytes_in_memory`, a speed by a search
 with `predicted_speed` and `largest_that_holds`.
+
+Guards: tests/app/quantize/test_mixtures.py and test_quantize.py.
 """
 
 import re

@@ -3,6 +3,8 @@
 A part is rounded to its probe format, about 3 bits, and a text goes through the network. KL grows with the square of a
 small change of the weights, so the KL of another format is the probe's times the ratio of their squared errors.
 `quantize.py` measures all parts before it chooses; the cache lets an interrupted run go on.
+
+Guard: tests/app/quantize/test_mixtures.py.
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,6 +2,8 @@
 
 The kernel releases the locks of a process that ends. Locks belong to processes: two instances in one process do not
 conflict.
+
+Guard: tests/app/sessions/test_presence.py.
 """
 
 import fcntl

@@ -6,6 +6,8 @@
     ├ first answer
     │ next question
     └ second answer
+
+Guard: tests/tui/screens/test_tree_screen.py.
 """
 
 from collections.abc import Collection, Sequence

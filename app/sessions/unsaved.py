@@ -1,6 +1,8 @@
 """A temporary copy of the sessions, for a chat that cannot write to them: a read-only folder or file.
 
 `headrace chat` opens its store here. A disk that becomes full later is another case (`SessionStore.go_unsaved`).
+
+Guard: tests/app/sessions/test_read_only.py.
 """
 
 import os

@@ -2,6 +2,8 @@
 
 The native kernels give a row the same bits in any batch where activations are rounded (docs/kernels.md). Elsewhere the
 kernel, and the order of its sums, depends on the number of rows.
+
+Guard: tests/app/verify/test_verify.py.
 """
 
 from collections.abc import Iterator
