@@ -109,6 +109,8 @@ def test_a_failed_measurement_is_not_repeated(work: IdleWork, monkeypatch: pytes
     work.run(lambda: False, sent.append)
     assert sent == []
     assert not work.due
+    answered(work)
+    assert not work.due
 
 
 def test_a_gpu_is_measured_on_the_thread_of_the_model(work: IdleWork, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from headrace.models.network.make_decoder import make_decoder
 from headrace.models.network.mtp import head_tensors
 from headrace.models.network.parameters import Parameters
 from headrace.models.registry.resolve import resolve
+from headrace.runtime.engine import draft_networks
 from headrace.runtime.engine.draft_networks import MAX_WAITING, MtpDraft
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
@@ -263,3 +264,48 @@ def test_hidden_states_that_wait_for_a_draft_are_bounded(tmp_path: Path) -> None
     mtp.update(tokens)
     proposals = [mtp.propose(2) for _ in range(MAX_WAITING // 256 + 1)]
     assert any(len(draft) == 2 for draft in proposals)
+
+
+class HiddenStates:
+    """A head, an output of 64 tokens, and the hidden states of its positions."""
+
+    def __init__(self, head: Any) -> None:
+        self.head = head
+        self.tokens = [int(token) for token in np.random.default_rng(0).integers(0, VOCAB, 64)]
+        self.hidden = mx.random.normal((1, len(self.tokens), WIDTH))
+
+    def draft(self, *spans: range) -> Sequence[int]:
+        """Return a new proposer's draft after hidden states of these positions. It also proposes after the first."""
+        mtp = MtpDraft(self.head, 128, Acceptance(MTP_PRIOR), lambda: lambda logits: mx.argmax(logits, axis=-1))  # type: ignore[arg-type, return-value]
+        draft: Sequence[int] = ()
+        for span in spans:
+            mtp.take(span.start, self.hidden[:, span.start : span.stop])
+            if span in (spans[0], spans[-1]):
+                mtp.update(self.tokens[: span.stop + 1])
+                draft = mtp.propose(8)
+                assert len(draft) == 8
+        return draft
+
+
+@pytest.fixture
+def hidden_states(tmp_path: Path) -> HiddenStates:
+    write_model(tmp_path, "mimo")
+    return HiddenStates(load(tmp_path).draft_head)
+
+
+def test_a_head_starts_again_after_hidden_states_that_never_came(hidden_states: HiddenStates) -> None:
+    """Those of a reused prefix."""
+    draft = hidden_states.draft(range(8), range(20, 24))
+    assert draft == hidden_states.draft(range(20, 24))
+    assert draft != hidden_states.draft(range(8), range(8, 24))
+
+
+def test_a_head_starts_again_after_hidden_states_that_were_dropped(
+    hidden_states: HiddenStates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans = [range(start, start + 4) for start in range(0, 24, 4)]
+    without_drop = hidden_states.draft(*spans)
+    monkeypatch.setattr(draft_networks, "MAX_WAITING", 8)
+    draft = hidden_states.draft(*spans)
+    assert draft == hidden_states.draft(range(16, 24))
+    assert draft != without_drop

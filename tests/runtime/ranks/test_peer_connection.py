@@ -205,6 +205,19 @@ def test_a_close_while_a_record_is_read_ends_the_records(monkeypatch: pytest.Mon
         assert connection.take(PATIENCE_S) is None
 
 
+@pytest.mark.parametrize("expected", [True, False])
+def test_an_expected_end_is_no_loss(expected: bool) -> None:
+    lost = list[str]()
+    with listen("127.0.0.1") as listener, socket.create_connection(listener.getsockname()) as here:
+        connection = PeerConnection(here, "there", lost.append)
+        if expected:
+            connection.expect_end()
+        listener.accept()[0].close()
+        connection._read()  # to the end of the records
+        assert connection.take(PATIENCE_S) is None
+    assert lost == ([] if expected else ["has closed the connection"])
+
+
 def test_an_error_of_a_follower_ends_all_with_its_text(pair: Pair) -> None:
     connected(pair).link.send({"error": "no such model here"})
     assert str(pair.lost.get(timeout=PATIENCE_S)) == "there failed: no such model here"
