@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from headrace.models.checkpoint.quantization import weighs_experts
 from headrace.models.checkpoint.safetensors import Checkpoint
+from headrace.models.checkpoint.text_part import text_part
+from headrace.models.loading.decoder_choice import own_decoder
 from headrace.models.loading.load import LoadedModel
+from headrace.models.network.tensors import scoring_modules
 from headrace.runtime import ops
 from headrace.runtime.ops import native
 from headrace.runtime.ops.kv_format import BFLOAT16, FLOAT16, FLOAT32
@@ -73,12 +75,16 @@ def _inexact(loaded: LoadedModel, kernels: str) -> str | None:
 
 
 def _float32_modules(checkpoint: Checkpoint) -> Iterator[str]:
-    """Return projections with unrounded activations: plain weights, 3 bits, mxfp8."""
-    section = checkpoint.quantization or {}
-    tied = not any(name.endswith("lm_head.weight") for name in checkpoint.tensors)
-    for name, info in checkpoint.tensors.items():
+    """Yield projections with unrounded activations: plain weights, 3 bits, mxfp8. Those that score do not count."""
+    config = own_decoder(checkpoint)
+    assert config is not None
+    text = text_part(checkpoint)
+    scoring = scoring_modules(config)
+    section = text.quantization or {}
+    tied = "lm_head.weight" not in text.tensors
+    for name, info in text.tensors.items():
         module, _, part = name.rpartition(".")
-        if part != "weight" or len(info.shape) < 2 or weighs_experts(module):
+        if part != "weight" or len(info.shape) < 2 or module in scoring:
             continue
         if (module.endswith("embed_tokens") and not tied) or "conv" in module.rpartition(".")[2]:
             continue  # an untied embedding is only looked up; a convolution takes one row at a time
@@ -86,6 +92,6 @@ def _float32_modules(checkpoint: Checkpoint) -> Iterator[str]:
         of_module = section.get(module)
         if isinstance(of_module, dict):  # a module's settings go before those of all
             entry |= of_module
-        quantized = f"{module}.scales" in checkpoint.tensors
+        quantized = f"{module}.scales" in text.tensors
         if not quantized or entry.get("bits") not in _ROUNDED_BITS or entry.get("mode") == "mxfp8":
             yield module

@@ -111,14 +111,3 @@ def is_known(section: Mapping[str, object] | None) -> bool:
         return True
     entries = [section, *(entry for entry in section.values() if isinstance(entry, Mapping))]
     return all(entry.get("mode", "affine") in ("affine", *FLOAT_MODES) for entry in entries)
-
-
-# Ends of names; the rows of `network.tensors` with `scores` have the same
-_WEIGH_EXPERTS = (
-    ".gate", ".gate.wg", ".router", ".router.layer", ".shared_expert_gate", ".coefficient", ".modality_router",
-)  # fmt: skip
-
-
-def weighs_experts(module: str) -> bool:
-    """Return whether a projection's outputs select or scale whole experts or streams: it needs at least 8 bits."""
-    return module.endswith(_WEIGH_EXPERTS)

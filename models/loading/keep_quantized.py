@@ -12,13 +12,16 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from headrace.models.architectures.config import DecoderConfig
 from headrace.models.checkpoint.arrays import save_arrays
-from headrace.models.checkpoint.quantization import Quantization, weighs_experts
+from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
-from headrace.models.checkpoint.text_part import text_part
-from headrace.models.loading.decoder_choice import network_kind
+from headrace.models.checkpoint.text_part import headrace_name, text_config, text_part
+from headrace.models.loading.decoder_choice import own_decoder
+from headrace.models.network.head_decoder import head_config
 from headrace.models.network.mtp import head_tensors
 from headrace.models.network.stacks import inputs_first
+from headrace.models.network.tensors import scoring_modules
 from headrace.models.network.weight_arrays import shard_arrays
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.resolve import ResolvedModel
@@ -46,14 +49,15 @@ def keep_quantized(
     checkpoint = open_checkpoint(model.path)
     if checkpoint.quantization is not None:
         raise UsageError(f"{model.name} is quantized already", "--quantize takes a plain checkpoint")
-    if network_kind(checkpoint) != "headrace":
+    config = own_decoder(checkpoint)
+    if config is None:
         raise UnsupportedModelError(
             f"{model.name}: headrace does not quantize its architecture",
             "mlx_lm.convert -q does it for mlx-lm's models",
         )
 
     def build(target: Path) -> dict[str, object]:
-        _write_weights(checkpoint, kind, target, progress)
+        _write_weights(checkpoint, config, kind, target, progress)
         section = {"bits": kind.bits, "group_size": kind.group_size, "mode": "affine"}
         write_side_files(checkpoint, section, target)
         how = f"quantized here to {kind.bits} bits, groups of {kind.group_size}"
@@ -74,9 +78,12 @@ def write_side_files(checkpoint: Checkpoint, section: Mapping[str, object], targ
         shutil.copytree(checkpoint.path / _NAMED_TEMPLATES, target / _NAMED_TEMPLATES)
 
 
-def _write_weights(checkpoint: Checkpoint, kind: Quantization, target: Path, progress: Progress) -> None:
+def _write_weights(
+    checkpoint: Checkpoint, config: DecoderConfig, kind: Quantization, target: Path, progress: Progress
+) -> None:
     """Write the tensors, matrices among them quantized, a file for each shard. progress: gets bytes that are done."""
     kept_names = _kept_names(checkpoint)
+    scoring = _scoring_names(checkpoint, config)
     done = 0
     here = {stored: name for name, stored in text_part(checkpoint).stored.items()}  # names in MLX by those in the files
     shapes = {name: checkpoint.tensors[stored].shape for stored, name in here.items()}
@@ -91,7 +98,7 @@ def _write_weights(checkpoint: Checkpoint, kind: Quantization, target: Path, pro
                 if inputs_first(here[name], shapes):
                     array = mx.contiguous(array.swapaxes(1, 2))  # (experts, outputs, inputs)
             made = {called: array}
-            if _is_matrix(array, called, kind):
+            if name not in scoring and _is_matrix(array, called, kind):
                 made = matrix_tensors(called.removesuffix(".weight"), kind.apply(array))
             mx.eval(list(made.values()))
             written |= made
@@ -109,10 +116,23 @@ def _kept_names(checkpoint: Checkpoint) -> set[str]:
     return names
 
 
+def _scoring_names(checkpoint: Checkpoint, config: DecoderConfig) -> set[str]:
+    """Return the stored names of the matrices that stay plain, see `scoring_modules`, of a prediction head, too."""
+    parts = [(config, text_part(checkpoint).stored)]  # with stored names by those of the table
+    head = head_tensors(checkpoint)
+    if head is not None:
+        text = text_config(head.checkpoint.config)
+        parts.append((head_config(head), {headrace_name(name, text): stored for stored, name in head.renamed.items()}))
+    names = set()
+    for part_config, stored_names in parts:
+        scoring = scoring_modules(part_config)
+        names |= {stored for name, stored in stored_names.items() if name.rpartition(".")[0] in scoring}
+    return names
+
+
 def _is_matrix(array: mx.array, name: str, kind: Quantization) -> bool:
-    """Return whether a tensor is quantized: a matrix, or a stack, of rows with whole groups; no router's."""
-    module, _, part = name.rpartition(".")
-    return part == "weight" and array.ndim >= 2 and kind.fits(array.shape[-1]) and not weighs_experts(module)
+    """Return whether a tensor is a matrix, or a stack, of rows with whole groups."""
+    return name.endswith(".weight") and array.ndim >= 2 and kind.fits(array.shape[-1])
 
 
 def matrix_tensors(module: str, weight: Weight) -> dict[str, mx.array]:

@@ -12,7 +12,7 @@ Guards: tests/models/loading/test_mixed_quantization.py and tests/parity/test_mi
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
@@ -33,7 +33,7 @@ from headrace.models.loading.fitted_rounding import dequantized, rounded, square
 from headrace.models.loading.keep_quantized import matrix_tensors, write_side_files
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.parameters import Parameters
-from headrace.models.network.tensors import Tensor, ends, latent_heads, layer_tensors
+from headrace.models.network.tensors import named_tensors
 from headrace.models.network.weight_arrays import loaded, weight_arrays
 from headrace.models.registry.progress import Progress
 from headrace.runtime.errors import UnsupportedModelError, UsageError
@@ -197,7 +197,7 @@ def _group_by_product(shapes: Mapping[str, tuple[int, ...]], config: DecoderConf
     # Routers and gates of shared experts stay as they are.
     products: dict[str, str] = {}  # module -> name of its part
     shares: dict[str, Fraction] = {}  # by the same
-    for prefix, tensor in _tensors(config):
+    for prefix, tensor in named_tensors(config):
         if tensor.scores:
             continue
         name = f"{prefix}{tensor.product}"
@@ -212,17 +212,6 @@ def _group_by_product(shapes: Mapping[str, tuple[int, ...]], config: DecoderConf
             shapes_by_part.setdefault(products[module], {})[module] = shape
     parts = [WeightGroup(name, modules, _layer_of(name), shares[name]) for name, modules in shapes_by_part.items()]
     return sorted(parts, key=lambda part: (-1 if part.layer is None else part.layer, part.name))
-
-
-def _tensors(config: DecoderConfig) -> Iterator[tuple[str, Tensor]]:
-    """Yield all matrices of the decoder, each with the prefix of its layer's name, empty outside of layers."""
-    for tensor in ends(config):
-        yield "", tensor
-    for index, layer in enumerate(config.stored):
-        for tensor in layer_tensors(config, layer):
-            yield f"model.layers.{index}.", tensor
-        if config.latent is not None:
-            yield f"model.layers.{index}.", latent_heads(config, config.latent)
 
 
 def _layer_of(name: str) -> int | None:

@@ -238,7 +238,7 @@ class Parameters:
     def router(self, prefix: str, tensor: Tensor) -> Weight:
         """Return a router of experts or streams, in at least 8 bits and for products in float32.
 
-        Small errors of its scores select other experts, and a router has few weights. See `weighs_experts`.
+        Small errors of its scores select other experts, and a router has few weights. See `Tensor.scores`.
         """
         requantize = self._requantize
         least = 8

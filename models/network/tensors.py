@@ -8,7 +8,7 @@ headers with those of loaded arrays (`tests/models/cost/test_costs.py`, `tests/m
 divided networks with whole ones (`tests/models/network/test_ranks.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
@@ -125,6 +125,26 @@ def stream_projections(config: DecoderConfig, altup: AltUpConfig) -> tuple[list[
         for name, title in (("altup_projections", "into streams"), ("altup_unembed_projections", "out of streams"))
     )
     return into, out
+
+
+def named_tensors(config: DecoderConfig) -> Iterator[tuple[str, Tensor]]:
+    """Yield all matrices of the decoder, each with the prefix of its layer's name, empty outside of layers.
+
+    Two rows may be the same numbers in different forms: those of `latent`, and `latent_heads`.
+    """
+    for tensor in ends(config):
+        yield "", tensor
+    for index, layer in enumerate(config.stored):
+        prefix = f"model.layers.{index}."
+        for tensor in layer_tensors(config, layer):
+            yield prefix, tensor
+        if config.latent is not None:
+            yield prefix, latent_heads(config, config.latent)
+
+
+def scoring_modules(config: DecoderConfig) -> set[str]:
+    """Return the modules whose outputs select or scale whole experts or streams: they need at least 8 bits."""
+    return {f"{prefix}{tensor.name}" for prefix, tensor in named_tensors(config) if tensor.scores}
 
 
 def head_projection(config: DecoderConfig) -> Tensor:
@@ -265,7 +285,10 @@ def mixer_inputs(config: DecoderConfig, mixer: MixerConfig) -> list[Tensor]:
     if mixer.apart:
         rows = {"q_proj": key, "k_proj": key, "v_proj": inner}
         if mixer.rank:  # no segments: `mixer.rank` rows, which every rank has
-            rows |= {"g_proj": inner} if mixer.full_gate else {"g_a_proj": ()}
+            if mixer.full_gate:
+                rows["g_proj"] = inner
+            else:
+                rows["g_a_proj"] = ()
             rows |= {"f_a_proj": (), "b_proj": heads}
         else:
             rows |= {"g_proj": inner, "b_proj": heads, "a_proj": (("mixer_heads", sizes.decays),)}

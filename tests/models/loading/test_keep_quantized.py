@@ -12,6 +12,7 @@ from headrace.models.loading.keep_quantized import keep_quantized
 from headrace.models.loading.load import load_model
 from headrace.models.registry.resolve import resolve
 from headrace.runtime.errors import UsageError
+from tests.support import mtp_models
 from tests.support.alone import new_cache
 from tests.support.mlx_lm_models import config_of, write_mlx_lm_model
 from tests.support.tiny_chat import write_chat_model
@@ -42,13 +43,30 @@ def test_the_copy_equals_quantizing_on_load(plain: Path, bits: int, group_size: 
 
 def test_routers_of_experts_and_streams_stay_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
-    for variant, router in (("glm4-moe", "mlp.gate"), ("gemma3n", "altup.modality_router")):
+    routers = {  # as each family stores them
+        "glm4-moe": "mlp.gate",
+        "gemma3n": "altup.modality_router",
+        "gemma4-mixture": "router.proj",
+        "ling": "mlp.gate.gate_proj",
+        "laguna": "mlp.gate.proj",
+    }
+    for variant, router in routers.items():
         model = write_mlx_lm_model(tmp_path / variant, config_of(variant))
         kept = open_checkpoint(keep_quantized(resolve(str(model)), Quantization(4, 32)).path).tensors
         modules = {name.rpartition(".")[0] for name in kept if name.endswith(".scales")}
         assert modules
         assert any(name.endswith(f".{router}.weight") for name in kept)
         assert not any(module.endswith(f".{router}") for module in modules)
+
+
+def test_the_router_of_a_prediction_head_stays_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    mtp_models.write_model(tmp_path / "headed", "deepseek_v3")
+    kept = open_checkpoint(keep_quantized(resolve(str(tmp_path / "headed")), Quantization(4, 32)).path).tensors
+    head = "model.layers.2.mlp"
+    assert f"{head}.gate.weight" in kept
+    assert f"{head}.gate.scales" not in kept
+    assert f"{head}.shared_experts.up_proj.scales" in kept
 
 
 def test_a_quantized_checkpoint_is_refused(plain: Path) -> None:
