@@ -14,6 +14,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "benchmarks.md"
+# "<!-- table ID -->", the table's text, "<!-- end -->"
 _MARK = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 Table = Mapping[str, Any]

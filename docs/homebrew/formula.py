@@ -23,7 +23,7 @@ FORMULA = Path(__file__).with_name("headrace.rb")
 PYTHON = "3.14"
 BUILD = "scikit-build-core>=1.1\n"  # of a clone; pure Python on a Mac
 SYSTEMS = {14: "sonoma", 15: "sequoia", 26: "tahoe"}  # macOS versions that wheels differ for
-_TAG = re.compile(r"-macosx_(\d+)_\d+_(?:arm64|universal2)\.whl$")
+_TAG = re.compile(r"-macosx_(\d+)_\d+_(?:arm64|universal2)\.whl$")  # -macosx_14_0_arm64.whl
 _WIDTH = 118  # columns of `brew style`
 
 # Commands of `brew install` and `brew postinstall`. VENV and WHEELS lie in libexec; SOURCE is the clone.
