@@ -2,7 +2,7 @@
 
 A family has a section with the functions and names of its row, by its name in a comment. The rows follow at the end.
 `architecture.Architecture` explains the fields of a row, the order in which its functions are called, and the tests
-that a new one needs.
+that a new one needs. Defaults of keys that a config lacks are those of mlx-lm's class of the family.
 """
 
 import re

@@ -105,7 +105,12 @@ def _drafts(name: str, config: dict[str, object]) -> bool:
 
 
 def text_config(config: dict[str, object]) -> dict[str, object]:
-    """Return the config of the language model, with text-only module names; `config` itself for a text-only one."""
+    """Return the config of the language model, with text-only module names; `config` itself for a text-only one.
+
+    {"model_type": "qwen3"}                                          as it is
+    {"model_type": "gemma3", "text_config": {...}, "dtype": ...}     the inner one, with the outer `dtype`
+    {"model_type": "qwen2_vl", "hidden_size": ...}                   flat: as the type of its text part
+    """
     text = config.get("text_config")
     architecture = architecture_of(config)
     section = config.get("quantization")

@@ -1,6 +1,8 @@
 """Storage format of our decoder's K/V: the requested one, or the reason against it. mlx-lm: `models.mlx_lm.kv`.
 
 Unquantized formats are the operations' choice (`Ops.kv_format`): asking for f16 asks for that.
+
+Guards: tests/parity/test_indexed.py for indexers, tests/app/bench/quality/test_quality_run.py for another refusal.
 """
 
 import mlx.core as mx
