@@ -52,6 +52,8 @@ def layer_matrices(config: DecoderConfig, size_of: SizeOf) -> list[Matrix]:
     counts = Counter[_MatrixKey]()
     late = Counter[_MatrixKey]()  # those of them that prefill skips in the last layer
     earlier = len(config.layers) - len(config.stored)  # layers of all loops before the last
+
+    # Count equal matrices. A prefill needs no more than the K/V of the last layer that appends, and none after it.
     for index, layer in enumerate(config.stored):
         tensors = tables[layer]
         for tensor in tensors:
@@ -69,6 +71,7 @@ def layer_matrices(config: DecoderConfig, size_of: SizeOf) -> list[Matrix]:
             )
             counts[kind] += tensor.count
             late[kind] += tensor.count * is_late
+
     matrices = [
         Matrix(
             name=kind.name,

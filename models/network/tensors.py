@@ -280,6 +280,7 @@ def mixer_inputs(config: DecoderConfig, mixer: MixerConfig) -> list[Tensor]:
     inner: Segments = (("mixer_heads", sizes.inner),)
     heads: Segments = (("mixer_heads", sizes.heads),)
     key: Segments = (("mixer_keys", keys),)
+
     # Rows of each stored module, by what ranks divide them by
     rows: dict[str, Segments]
     if mixer.apart:

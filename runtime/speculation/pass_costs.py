@@ -91,6 +91,7 @@ def _read(rows: list[object]) -> Costs:
     for row in rows[:_MAX_PASSES]:
         match row:  # rows of older versions lack the class of contexts
             case [int(sequences), int(count), int(size), float() | int() as ratio, int(passes)]:
+                # Size classes count from 0, all else from 1. No pass with draft tokens is cheaper than one without.
                 if min(sequences, count, size + 1, passes) > 0 and math.isfinite(ratio) and ratio >= 1:
                     costs[sequences, count, size] = float(ratio), passes
     return costs
