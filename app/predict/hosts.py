@@ -93,6 +93,7 @@ def predict_hosts(
     """
     ranks = len(targets)
     if way == "pipeline":
+        # A sequence passes one rank after the other; with several, all ranks compute, and the slowest sets the pace.
         layers = split_layers(shape, targets, context)
         shares = [count / shape.layers for count in layers]
         parts = [_pipeline_part(shape, target, context, layers, rank) for rank, target in enumerate(targets)]
@@ -105,6 +106,7 @@ def predict_hosts(
         compute_s = max(part.seconds for part in parts)
         batch_s = max(part.seconds for part in _tensor_parts(shape, targets, context, shares, ranks))
         together = ranks / (batch_s + _tensor_waits(shape, link, ranks, ranks))
+
     link_s = waits(shape, link, ranks, way)
     prefill_link_s = waits(shape, link, ranks, way, prompt)
     prefill_s = _prefill_seconds(shape, targets, shares, prompt, way)

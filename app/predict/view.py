@@ -24,6 +24,8 @@ def show_prediction(document: Document) -> None:
     model = document["model"]
     targets = document["targets"]
     contexts = document["contexts"]
+
+    # Columns of speeds, for each context. With several, their headings name it.
     speeds = []
     for number, context in enumerate(contexts):
         suffix = ""
@@ -36,6 +38,7 @@ def show_prediction(document: Document) -> None:
         speeds.append(Column(f"{name}{suffix}", [_expected(row) for row in rows]))
         if any(row["measured"] for row in rows):
             speeds.append(Column(f"measured{suffix}", [_measured(row) for row in rows]))
+
     print_head(model)
     print_apart(
         Column("chip", [_chip(target["name"]) for target in targets], right=False),

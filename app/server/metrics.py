@@ -37,6 +37,8 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry = CollectorRegistry()
         self._loads: dict[ServedEngine, BatchStatus] = {}  # the latest of each loaded model
+
+        # Sums and distributions, which events add to
         self.requests = Counter(
             "headrace_requests", "Requests by path and status.", ["path", "status"], registry=registry
         )
@@ -50,12 +52,16 @@ class Metrics:
         self._drafts = Counter("headrace_draft_tokens", "Draft tokens by outcome.", ["outcome"], registry=registry)
         self._ended = Counter("headrace_answers", "Answers by the reason of their end.", ["reason"], registry=registry)
         self._deaths = Counter("headrace_engine_deaths", "Ends of the engine process by itself.", registry=registry)
+
+        # The latest values
         self._sequences = Gauge("headrace_sequences", "Sequences by state.", ["state"], registry=registry)
         self._kv = Gauge("headrace_kv_bytes", "K/V memory: used, and the budget.", ["kind"], registry=registry)
         self._blocks = Gauge("headrace_kv_blocks", "K/V blocks by state.", ["state"], registry=registry)
         self._bandwidth = Gauge("headrace_achieved_bandwidth_gb_s", "Of the latest answer, in GB/s.", registry=registry)
         self._mbu = Gauge("headrace_mbu", "Model bandwidth utilisation of the latest answer.", registry=registry)
         self._memory = Gauge("headrace_memory_gb_s", "Measured memory bandwidth, in GB/s.", registry=registry)
+
+        # Values that are asked for when the page is read
         open_ = Gauge("headrace_open_answers", "Answers that run or wait.", registry=registry)
         open_.set_function(lambda: sum(engine.open for engine in engines()))
         tasks = Gauge("headrace_tasks", "Asyncio tasks of the server.", registry=registry)

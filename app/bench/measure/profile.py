@@ -108,6 +108,8 @@ def profile(network: object, depth: int, *, rounds: int = ROUNDS) -> Profile:
     cache = kv.acquire([0])
     for _ in prefill(network, kv, cache, [1 + i % (network.vocab_size - 1) for i in range(depth)]):
         pass
+
+    # The operations of one step, and how to run those of each part alone.
     token = mx.array([1])
     calls, logits = _record(network, kv, cache, token)
     works: dict[str, Callable[[], Any]] = {
@@ -130,6 +132,7 @@ def profile(network: object, depth: int, *, rounds: int = ROUNDS) -> Profile:
         times["graph building"].append(built)
         times["synchronous"].append(whole)
     times["step"] = _loop(network, kv, cache, sampler, token, rounds)
+
     quartiles_ms = {name: quantiles(values, n=4, method="inclusive")[0] * 1e3 for name, values in times.items()}
     total = sum(quartiles_ms[name] for name in PARTS)
     return Profile(
@@ -151,6 +154,7 @@ def _record(network: Decoder, kv: KVBackend, cache: KVCache, token: mx.array) ->
     kv_pass = one_pass(kv, cache, 1, "decode")
     x = twin.embed(token[:, None])
 
+    # Attention and mixers are calls of the pass, the others are calls of `Ops`.
     class Noting:
         """A cache that records attention's inputs; its buffers keep a single owner."""
 
@@ -171,6 +175,8 @@ def _record(network: Decoder, kv: KVBackend, cache: KVCache, token: mx.array) ->
     x = twin.layers(x, Noting())
     logits = twin.logits(x)
     kv_pass.advance()
+
+    # Evaluated now: repeating a call then computes that call alone.
     for call in recorder.calls:
         inputs += [argument for argument in call.arguments if isinstance(argument, mx.array | list)]
     mx.eval(logits, inputs, kv_pass.arrays)
