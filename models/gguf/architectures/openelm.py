@@ -1,4 +1,7 @@
-"""OpenELM: layers of different sizes, which the file lists."""
+"""OpenELM: layers of different sizes, which the file lists.
+
+Guard: tests/models/gguf/test_layered.py.
+"""
 
 from headrace.models.gguf.architecture import Config, Contents, Entries, GGUFArchitecture, TensorRule, TensorRules
 from headrace.models.gguf.architectures.blocks import head_norms, mlp, tables

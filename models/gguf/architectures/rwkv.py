@@ -1,4 +1,7 @@
-"""RWKV-7. A file has the six shares of the row before as one tensor, and of each product of low rank three tensors."""
+"""RWKV-7. A file has the six shares of the row before as one tensor, and of each product of low rank three tensors.
+
+Guard: tests/models/gguf/test_layered.py.
+"""
 
 from headrace.models.gguf.architecture import Config, Contents, Entries, GGUFArchitecture, TensorRule
 from headrace.models.gguf.architectures.blocks import ungated_mlp
@@ -51,6 +54,7 @@ def _entries(metadata: Metadata, _file: Contents, config: Config) -> Entries:
 
 
 def _sizes(config: Config) -> dict[str, int]:
+    """Return the sizes that `_low_rank` names: `decay` is config's `decay_low_rank_dim`."""
     names = {"decay": "decay", "rate": "a", "gate": "gate", "value": "v"}
     return {size: config[f"{name}_low_rank_dim"] for size, name in names.items()}
 
