@@ -1,6 +1,8 @@
 """A finished answer for programs, and its value under a schema.
 
 `Model.generate`, `agenerate` and `batch` (`app.api`) return it. Its fields are public: docs/python.md describes them.
+
+Guard: tests/test_api.py.
 """
 
 import json

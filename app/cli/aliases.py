@@ -2,6 +2,8 @@
 
 `commands.py` asks `own_option` for every option, and `meant` for a word that is no command. A command that leaves
 headrace gets a row in `_MEANT`.
+
+Guard: tests/app/cli/test_commands.py.
 """
 
 from collections.abc import Iterable

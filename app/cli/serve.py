@@ -1,4 +1,7 @@
-"""`headrace serve`: a local server for clients of OpenAI's and Anthropic's APIs."""
+"""`headrace serve`: a local server for clients of OpenAI's and Anthropic's APIs.
+
+Guard: tests/app/server/test_life.py.
+"""
 
 import os
 import signal

@@ -1,6 +1,8 @@
 """Reports of a batch of several answers: a `BatchStatus` twice a second, and one after the last answer.
 
 `EngineHost` calls `started`, `add` and `step`. A server reports single answers, too (`always`).
+
+Guard: tests/app/engine/test_side_by_side.py.
 """
 
 import time

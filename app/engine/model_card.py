@@ -2,6 +2,8 @@
 
 `EngineHost.card` fills it and `Ready` carries it; `telemetry.py` writes it for other machines. A new field is set
 there, and has a default or a value in `telemetry._read_card`.
+
+Guard: tests/app/engine/test_client.py.
 """
 
 from collections.abc import Mapping

@@ -2,6 +2,8 @@
 
 `EngineHost` fits every prompt. It only reports the turns left out (`Dropped`), or that nothing fits (`ContextFull`);
 the choice is the chat's (`app.chat.context_trimming`).
+
+Guard: tests/app/engine/test_client.py.
 """
 
 from bisect import bisect_left

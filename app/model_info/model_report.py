@@ -5,6 +5,8 @@ of the catalog, a .gguf file, of the hub, of other programs. All have `name`, `i
 can mix them.
 
 Sizes are bytes. Memory is weights, a half-precision KV cache of MEMORY_CONTEXT tokens and the program itself.
+
+Guard: tests/app/cli/test_models.py.
 """
 
 from collections import Counter

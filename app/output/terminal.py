@@ -1,6 +1,8 @@
 """Capabilities of a stream's terminal: redrawing, styles, width.
 
 Commands ask here alone: TERM=dumb means no redrawing, NO_COLOR no styles, a pipe neither, and no width.
+
+Guard: tests/app/output/test_terminal.py.
 """
 
 import os

@@ -2,6 +2,8 @@
 
 `app.bench.show.machine_report` writes the keys that the structs below read. `predict` shows a speed of exactly the same
 model, chip and context next to its prediction.
+
+Guard: tests/app/predict/test_predict.py.
 """
 
 import tomllib

@@ -2,6 +2,8 @@
 
 `predict`, `fit`, `quantize` and the API begin with `targets_for`, which may measure for a second. `known_target`
 measures nothing, for lists that must not wait.
+
+Guard: tests/app/predict/test_predict.py.
 """
 
 from dataclasses import replace

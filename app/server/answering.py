@@ -2,6 +2,8 @@
 
 `ServedEngine.submit` makes it and puts events in; `respond.py` takes them out with `next`, and calls `leave` if the
 request ends early. It has one generation per choice.
+
+Guard: tests/app/server/test_respond.py.
 """
 
 import asyncio

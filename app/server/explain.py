@@ -1,6 +1,8 @@
 """The prompt of a request with `"headrace": {"explain": true}`, and why its prefix was cached or not.
 
 All forms of answers call `prefix_of`; docs/server.md describes the object.
+
+Guard: tests/app/server/test_templates.py.
 """
 
 from headrace.app.answer.call import Call

@@ -2,6 +2,8 @@
 
 `respond.py` drives a form: `begin`, `take` for each event, then `end` or `failed` in a stream, or `document`. The forms
 are in `openai.py`, `responses.py` and `anthropic.py`.
+
+Guard: tests/app/server/test_openai.py.
 """
 
 import json

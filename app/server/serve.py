@@ -2,6 +2,8 @@
 
 SIGTERM stops taking requests and waits for the running ones, up to a grace time; Ctrl-C cuts them at once.
 `headrace serve` starts the first engine before it imports this module, since both take a while.
+
+Guard: tests/app/server/test_life.py.
 """
 
 import asyncio

@@ -1,4 +1,7 @@
-"""Arguments of `headrace run`, and combinations of them that are refused."""
+"""Arguments of `headrace run`, and combinations of them that are refused.
+
+Guard: tests/app/cli/test_run.py.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path

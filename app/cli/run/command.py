@@ -1,6 +1,8 @@
 """`headrace run`: one prompt, one answer, streamed to standard output.
 
 Standard output has the sanitised answer alone, or with --json one document; everything else goes to standard error.
+
+Guard: tests/app/cli/test_run.py.
 """
 
 from pathlib import Path

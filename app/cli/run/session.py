@@ -2,6 +2,8 @@
 
 Nothing is stored before the model begins to work. An answer is stored as it grows; a store that fails meanwhile (a full
 disk) raises at the end, after the answer.
+
+Guards: tests/app/cli/test_run.py and test_run_settings.py.
 """
 
 from collections.abc import Generator, Iterable

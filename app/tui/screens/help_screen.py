@@ -2,6 +2,8 @@
 
 `_KEYS` is written by hand: a changed key is changed there, too. Keys of other screens come from their bindings
 (`keys_of`), commands from `COMMANDS`, explanations of figures from assets/explain.toml.
+
+Guard: tests/tui/test_reach.py.
 """
 
 from collections.abc import Sequence

@@ -2,6 +2,8 @@
 
 Timers only: `ChatView` gives the function that counts or prefills, and calls `typed` with each change of the prompt.
 Other code asks `typing` before it opens a dialog.
+
+Guard: tests/tui/test_typing.py.
 """
 
 import time

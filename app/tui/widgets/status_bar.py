@@ -2,6 +2,8 @@
 
 `Status` is the part that is not in the metrics; `ChatState.status` makes it. Texts are shortened in the order of
 `_left`: warnings and instructions are always visible.
+
+Guard: tests/tui/test_parts.py.
 """
 
 from collections.abc import Sequence
