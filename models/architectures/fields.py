@@ -1,6 +1,8 @@
 """Typed access to the values of an untrusted config.json.
 
 All families read their configs through it, so that a wrong value is refused by name before it becomes a shape.
+
+Guard: tests/models/architectures/test_config.py.
 """
 
 from collections.abc import Mapping

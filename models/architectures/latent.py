@@ -1,6 +1,8 @@
 """Attention over latents (MLA) in a config.json, and the indexer that makes it sparse (DSA).
 
 Families name one of the first two functions as `Architecture.latent`; `models.network.latent` has the projections.
+
+Guard: tests/parity/test_mlx_lm_families.py.
 """
 
 import math

@@ -1,6 +1,8 @@
 """Layers in a config.json: rotations, windows and positions, as most families state them.
 
 `read.decoder_config` calls `ropes_of`, then `layers_of`; families call the others from functions of their rows.
+
+Guards: tests/models/architectures/test_config.py and tests/parity/test_mlx_lm_families.py.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,8 @@
 """Destinations of GGUF tensors: names, required shapes, and changes of layout and values.
 
 `names` makes them of the parts of a row; `convert` carries them out.
+
+Guard: tests/models/gguf/test_link.py.
 """
 
 from collections.abc import Collection, Iterator, Mapping

@@ -2,6 +2,8 @@
 
 A class divides itself evenly. In its pipelines the last rank has the first layers, and every rank embedding and head.
 All ranks compute the logits of a pass.
+
+Guard: tests/models/mlx_lm/test_deepseek_v4.py.
 """
 
 from collections.abc import Callable, Mapping

@@ -7,6 +7,8 @@ of it apart.
 
 Dimensions: N rows, H heads, R rotated part, P other part of a query's head, L latent, V a head's value; I heads and D
 head size of an indexer.
+
+Guard: tests/parity/test_mlx_lm_families.py.
 """
 
 from functools import lru_cache

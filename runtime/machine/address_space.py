@@ -3,6 +3,8 @@
 The limit counts reserved memory, also where it is unused: stacks and heaps of threads, and files that are mapped.
 Beyond it libraries abort and threads do not start, without a Python exception. So the space is compared with the need
 beforehand: here for MLX itself, in `runtime.machine.memory` for a model. Imports next to nothing.
+
+Guard: tests/runtime/machine/test_memory.py.
 """
 
 import os

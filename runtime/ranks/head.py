@@ -4,6 +4,8 @@
 order. `MtpDraft` (`runtime/engine/draft_networks.py`) uses a divided head like any other.
 
 Contract: a pass of the head, and its logits, are handed to the device at once and in one order on every rank.
+
+Guard: tests/models/network/test_ranks.py.
 """
 
 from collections.abc import Sequence

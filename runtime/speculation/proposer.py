@@ -5,6 +5,8 @@ A proposer serves one sequence. Its draft tokens affect speed, never output.
 For each pass, `Drafting` calls `update`, then `chances`, and `propose` only if draft tokens are expected to pay.
 `NGram`, `ForcedTokens`, `DraftModel` and `MtpDraft` implement it. A new one gets a line in `Drafting.proposers`, and a
 name in `Speculation` if requests may choose it. An exception from it drops the proposer, not the sequence.
+
+Guard: tests/runtime/speculation/test_speculation.py.
 """
 
 from collections.abc import Sequence

@@ -2,6 +2,8 @@
 
 Forms with fixed markup state one (`tagged_forms.GLM`), `written.learn` finds one in a template. `write` is for
 templates that show no calls; it has to write the texts that the form reads.
+
+Guard: tests/models/text/tools/test_forms.py.
 """
 
 import json
