@@ -2,6 +2,8 @@
 
 `models.loading` calls `make_decoder`; ranks make theirs in `loading.rank_part`. A new variant is a branch here, and
 overrides steps of `Decoder`.
+
+Guard: tests/parity/test_mlx_lm_families.py, which has families of each variant.
 """
 
 import mlx.core as mx
