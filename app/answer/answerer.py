@@ -182,7 +182,7 @@ class Answerer:
         """
         try:
             delivered = self.engine.step()
-        except BaseException:
+        except BaseException:  # Ctrl-C, too: no answer may be taken for a running one
             self._running.clear()
             raise
         events: list[tuple[Answer, TextEvent]] = []
@@ -192,7 +192,7 @@ class Answerer:
                 continue
             try:
                 part: TextEvent = answer.take(event)
-            except Exception as error:
+            except Exception as error:  # of a tokenizer, say: the others go on
                 self.engine.cancel(sequence)
                 part = SequenceFailed(expected(error))
             if isinstance(part, Completed | SequenceFailed):

@@ -303,7 +303,7 @@ class EngineThread:
         try:
             self._loaded.submit(opened.answer)
             self._open[opened.answer] = opened
-        except Exception as error:
+        except Exception as error:  # of one answer: its reader gets it, the thread goes on
             opened.put(_for_reader(_detached(error)))
             wake([opened])
 

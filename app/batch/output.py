@@ -63,7 +63,7 @@ class ResultFile:
         try:
             # Each answer's line by digest; whether the file has nothing else.
             self._kept, self._whole = self._read()
-        except BaseException:
+        except BaseException:  # Ctrl-C, too: the lock ends with the file
             self._file.close()
             raise
         self._in_order: Mapping[str, int] | None = None  # lines by digest, if `close` sorts

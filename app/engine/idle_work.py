@@ -121,7 +121,7 @@ class IdleWork:
             self.prepare = None
             try:
                 prepare()
-            except Exception:
+            except Exception:  # nobody asked for it: only the log has it
                 traceback.print_exc()
             return
         if self._disk_cache.write_due:
@@ -142,7 +142,7 @@ class IdleWork:
         try:
             with self._check.paused():
                 self._disk_cache.write(stop)
-        except Exception:
+        except Exception:  # the cache only saves time: only the log has it
             traceback.print_exc()
 
     def mbu(self, summary: Summary) -> float | None:
@@ -189,7 +189,7 @@ class IdleWork:
         def read() -> None:
             try:
                 outcome.set_result(measure(progress=check))
-            except Exception as error:
+            except Exception as error:  # `result` raises it in the thread that waits
                 outcome.set_exception(error)
 
         self._reader = threading.Thread(target=read, name="bandwidth", daemon=True)

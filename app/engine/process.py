@@ -212,7 +212,7 @@ class Server:
             host.limit_kv(self._inbox.kv_bytes)
         try:
             host.step(self._send)
-        except Exception as error:
+        except Exception as error:  # all answers end with it, the process goes on
             for generation in host.drop():
                 self._send(_failed(generation, error))
 
@@ -238,7 +238,7 @@ class Server:
                     self._pull(command.name)
                 case Quit():
                     self._quit(command.seconds)
-        except Exception as error:
+        except Exception as error:  # of one command: it is reported, and the next one runs
             generation = None
             if isinstance(command, Generate | CountTokens | Prepared):
                 generation = command.id

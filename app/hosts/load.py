@@ -65,7 +65,7 @@ def load_on_hosts(
     assert ranks.split is not None
     try:
         loaded = load_ranked(resolved, ranks.leader, ranks.split, backend=ranks.backend, **options)
-    except BaseException:
+    except BaseException:  # Ctrl-C, too: processes on other machines end
         ranks.close()
         raise
     note = f"{ranks.split.kind} parallel on {', '.join(ranks.hosts.names)}"

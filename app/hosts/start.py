@@ -296,7 +296,7 @@ def start_ranks(choice: HostsChoice, resolved: ResolvedModel, say: Say) -> Ranks
         ranks.start(described_model(resolved))
         ranks.split = chosen_split(choice.split, resolved.path, ranks.hosts, ranks.reports, list(ranks.links.values()))
         ranks.go()
-    except BaseException:
+    except BaseException:  # Ctrl-C, too: processes on other machines end
         ranks.close(AT_ONCE_S)
         raise
     return ranks

@@ -274,7 +274,7 @@ class _Outer:
         try:
             self._served.options.rules.check(scope["method"], path, headers)
             await self._app(scope, receive, noted)
-        except Exception as error:
+        except Exception as error:  # known or not, it gets the form of the endpoint's errors
             if status == 0:
                 allowed = self._served.options.rules.cors(headers)  # so that an allowed page can read why
                 await _response(path, api_error(error), allowed)(scope, receive, noted)

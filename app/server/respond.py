@@ -159,7 +159,7 @@ async def _pieces(
                 due = time.monotonic() + keep_alive_s
                 yield piece or form.keep_alive
         yield form.end()
-    except Exception as error:
+    except Exception as error:  # the status is sent: the stream alone can say it
         yield form.failed(api_error(error))
 
 

@@ -235,7 +235,7 @@ class ServedModels:
             while engine.open or (stay is not None and stay.waiting):
                 engine.check_stopping()
                 await asyncio.sleep(_LOOK_S)
-        except BaseException:
+        except BaseException:  # a cancelled task, too: the model stays
             if stay is not None:
                 stay.is_ending = False
             raise

@@ -92,7 +92,7 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """A layer's mixture of experts, from which `network.layers` makes a `runtime.ops.Mixture`.
+    """A layer's mixture of experts, from which `network.feed_forwards` makes a `runtime.ops.Mixture`.
 
     Names of modules are below the feed-forward, `mlp`.
     """
@@ -130,7 +130,7 @@ ExpertLayers = list[ExpertsConfig | None]
 
 @dataclass(frozen=True, slots=True)
 class MixerConfig:
-    """Recurrent mixing of a layer, from which `network.layers` makes a `runtime.ops.MixerSpec`."""
+    """Recurrent mixing of a layer, from which `network.mixers` makes a `runtime.ops.MixerSpec`."""
 
     sizes: "MixerSizes"  # its kind, too: "delta", "kda", "ssm", "conv" or "shift"
     eps: float  # of the mixer's own norm; unused by "conv" and "shift", which have none

@@ -45,7 +45,7 @@ def _shape(model: nn.Module, config: Mapping[str, object], name: str, source: st
     """Return the shape of a class without weights. name: of the model in errors. source: of the figures."""
     try:
         measured = measure(model, config)
-    except Exception as error:
+    except Exception as error:  # classes raise anything on unexpected sizes
         raise refused(config, name, error) from error
     text = text_section(config)
     heads = text.get("num_attention_heads") or 0

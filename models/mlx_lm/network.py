@@ -80,7 +80,7 @@ class MlxLmNetwork:
         self.kv_format: KVFormat | None = None  # None: the class's own
         try:
             measured = measure(self._model, checkpoint.config, self._whole_shares)
-        except Exception as error:
+        except Exception as error:  # classes raise anything on unexpected sizes
             raise refused(checkpoint.config, checkpoint.path.name, error) from error
         self._long_rope = LongRope.of(self._model, checkpoint.config)
         original = 0

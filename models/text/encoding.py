@@ -92,7 +92,7 @@ def limited(call: Callable[[], T], characters: int) -> T:
     thread.start()
     try:
         _wait(thread, deadline)
-    except BaseException:
+    except BaseException:  # an interrupt, or the end of time: the thread still runs
         _unfinished.append(thread)
         raise
     if thread.error is not None:

@@ -282,7 +282,7 @@ class Drafting:
         try:
             # The first draft token stands for the one that is not read yet, if any, so it is left out.
             draft_tokens = tuple(proposer.propose(count + unread)[unread : count + unread])
-        except Exception:
+        except Exception:  # the answer goes on without draft tokens
             sequence.proposers.remove(proposer)
             return ()
         if proposer.cost_s:
@@ -315,7 +315,7 @@ def _first_drafts(sequence: Sequenced) -> Sequence[_FirstDraft]:
             proposer.update(sequence.tokens)
             if chances := proposer.chances(1):
                 firsts.append(_FirstDraft(proposer, chances[0]))
-        except Exception:
+        except Exception:  # the answer goes on without draft tokens
             sequence.proposers = [other for other in sequence.proposers if other is not proposer]
     if firsts and (not sequence.output_count or sequence.remaining <= 1 or sequence.may_force(MAX_DRAFT + 2)):
         return ()
@@ -327,6 +327,6 @@ def _chances(sequence: Sequenced, proposer: Proposer, unread: int) -> Sequence[f
     max_tokens = min(MAX_DRAFT, sequence.remaining - 1)
     try:
         return list(accumulate(proposer.chances(max_tokens + unread), mul))[unread : max_tokens + unread]
-    except Exception:
+    except Exception:  # so here
         sequence.proposers.remove(proposer)
         return ()

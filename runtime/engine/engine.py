@@ -265,7 +265,7 @@ class Engine:
                     events += self._advance()
                 elif not self.ending:  # events of ends are delivered before memory is freed
                     self._stop_work()
-        except BaseException:
+        except BaseException:  # Ctrl-C, too: a step that was half made cannot be continued
             self.close()
             raise
         return events

@@ -197,7 +197,7 @@ class InFlightBatch:
         for index, chunk in enumerate(choosing):
             try:
                 chunk.sequence.constrain_next(chunk.draft_tokens)
-            except Exception as error:
+            except Exception as error:  # of a grammar: that sequence alone ends
                 errors[index] = error
         tokens = choose(samplers, logits, [chunk.draft_tokens for chunk in choosing], errors)
         self.errors |= {choosing[index].sequence: error for index, error in errors.items()}

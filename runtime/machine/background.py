@@ -41,7 +41,7 @@ def run_in_background(work: Callable[[], _Result]) -> Iterator[Callable[[], _Res
     thread.start()
     try:
         yield result
-    except BaseException:
+    except BaseException:  # also an interrupt: see `_PATIENCE_S`
         thread.join(_PATIENCE_S)
         raise
 

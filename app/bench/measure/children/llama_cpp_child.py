@@ -346,7 +346,7 @@ def main() -> None:
                 reply: dict[str, Any] = peer.answer(**asked)
             else:
                 reply = peer.measure(**asked)
-        except Exception as error:
+        except Exception as error:  # the parent reports it, and other tests go on
             reply = {"error": repr(error)}
         print(json.dumps(reply), file=answers, flush=True)
 

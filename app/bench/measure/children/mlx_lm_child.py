@@ -155,7 +155,7 @@ def main() -> None:
     for line in sys.stdin:
         try:
             reply: dict[str, object] = peer.measure(**json.loads(line))
-        except Exception as error:
+        except Exception as error:  # the parent reports it, and other tests go on
             reply = {"error": repr(error)}
         print(json.dumps(reply), file=answers, flush=True)
 
