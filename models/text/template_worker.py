@@ -25,14 +25,31 @@ from headrace.runtime.errors import CheckpointError
 OUT_OF_MEMORY = 3  # exit status
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
-# These limits are for a template that breaks out of its sandbox. It can still delete, empty, rename and create files
-# with calls that open none, and end other processes of the account.
+# These limits, and Landlock below, are for a template that breaks out of its sandbox. It can still change permissions
+# and times of files, and limits of other processes; without Landlock it can do what SECURITY.md lists.
 _GIVEN_UP = (
     resource.RLIMIT_CORE,  # a template may crash Python; nobody needs its memory on disk
     resource.RLIMIT_FSIZE,  # no bytes into files; a pipe is none
     resource.RLIMIT_NOFILE,  # opens no file or folder, to read or to write, and no pipe or socket
     resource.RLIMIT_NPROC,  # starts no process; root may start some nevertheless
 )
+
+# Landlock, by which a process of Linux gives up rights for good: https://docs.kernel.org/userspace-api/landlock.html.
+# C libraries have no functions for its system calls. Their numbers are the same on all processors that MLX runs on.
+_CREATE_RULESET = 444
+_RESTRICT_SELF = 446
+_ASK_VERSION = 1  # LANDLOCK_CREATE_RULESET_VERSION
+_NO_NEW_PRIVILEGES = 38  # PR_SET_NO_NEW_PRIVS, without which only root may restrict itself
+# Masks of linux/landlock.h, by the first version of Landlock that knows them: rights to files, rights to the network,
+# and scopes.
+_MASKS = {
+    1: (0x1FFF, 0, 0),  # read, write, run, delete and create files and folders
+    2: (0x3FFF, 0, 0),  # move and link files between folders, which version 1 always refuses
+    3: (0x7FFF, 0, 0),  # truncate files
+    4: (0x7FFF, 3, 0),  # listen and connect by TCP
+    5: (0xFFFF, 3, 0),  # control devices
+    6: (0xFFFF, 3, 3),  # reach abstract sockets of other processes, and send them signals
+}
 
 # Python and Jinja load modules and tables when these are first needed. Later no file can be opened.
 _LOADS_ALL = "{{ '\\N{BULLET}' ~ strftime_now('%c %Z') }}{{ missing.field }}"
@@ -81,11 +98,38 @@ def main() -> None:
 
 
 def give_up_rights() -> None:
-    """Give up the opening of files, the start of processes and the working folder, for good."""
+    """Give up all files that are not open, the start of processes and the working folder, for good."""
     os.chdir("/")
+    _restrict_by_landlock()  # needs a file descriptor, which the limits below forbid
     for limit in _GIVEN_UP:
         with suppress(OSError, ValueError):  # not on every system
             resource.setrlimit(limit, (0, 0))
+
+
+def landlock_version() -> int:
+    """Return the version of the kernel's Landlock; 0 if it has none, or if a container forbids its use."""
+    if sys.platform != "linux":
+        return 0
+    import ctypes
+
+    version: int = ctypes.CDLL(None).syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _ASK_VERSION)
+    return max(0, version)  # -1: an error, such as before Linux 5.13
+
+
+def _restrict_by_landlock() -> None:
+    """Give up all rights that this kernel's Landlock knows."""
+    version = landlock_version()
+    if version == 0:
+        return
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    # A ruleset without rules allows nothing of what it handles. Older kernels accept zeros in fields they do not know.
+    handled = (ctypes.c_uint64 * 3)(*_MASKS[min(version, max(_MASKS))])
+    ruleset = libc.syscall(_CREATE_RULESET, handled, ctypes.c_size_t(ctypes.sizeof(handled)), 0)
+    libc.prctl(_NO_NEW_PRIVILEGES, *map(ctypes.c_ulong, (1, 0, 0, 0)))
+    libc.syscall(_RESTRICT_SELF, ruleset, 0)
+    os.close(ruleset)
 
 
 class _AddressSpace:

@@ -20,6 +20,7 @@ from headrace.models.text.chat_template import ChatTemplate
 from headrace.models.text.encoding import EncodingStoppedError, encoding_ends
 from headrace.models.text.template_process import TemplateLimits, TemplateProcess, render_template, resident_bytes
 from headrace.models.text.template_text import TemplateText
+from headrace.models.text.template_worker import landlock_version
 from headrace.models.text.worker import Worker, end_in_words
 from headrace.runtime.errors import CheckpointError, HeadraceError
 from tests.support.patience import PATIENCE_S
@@ -363,6 +364,80 @@ def test_a_process_without_rights_writes_no_file_and_starts_no_process(tmp_path:
     subprocess.run([sys.executable, "-c", _WITHOUT_RIGHTS, str(tmp_path)], check=True, timeout=PATIENCE_S)
     assert not (tmp_path / "new").exists()
     assert (tmp_path / "kept").read_bytes() == b""
+
+
+# The program of a worker whose templates have broken out of the sandbox: `strftime_now` tries what needs no open file.
+# argv[0] is -c, so the folders of modules begin at 1, as in `template_process._PROGRAM`.
+_ESCAPED = """
+import sys
+sys.path[:] = sys.argv[1:]
+import os
+from headrace.models.text import template_sandbox, template_worker
+
+def attempts(folder):
+    made = folder + "/made"
+    kept = folder + "/kept"
+    empty = folder + "/empty"
+    return {
+        "create": lambda: os.mknod(made),
+        "fifo": lambda: os.mkfifo(made),
+        "folder": lambda: os.mkdir(made),
+        "link": lambda: os.symlink(kept, made),
+        "hard link": lambda: os.link(kept, made),
+        "rename": lambda: os.rename(kept, made),
+        "move": lambda: os.rename(kept, empty + "/kept"),
+        "empty": lambda: os.truncate(kept, 0),
+        "delete": lambda: os.remove(kept),
+        "delete folder": lambda: os.rmdir(empty),
+        "signal": lambda: os.kill(os.getppid(), 0),
+    }
+
+def escape(text):
+    if not os.path.isdir(text):
+        return ""  # the worker's own call, before it gives up its rights
+    done = []
+    for name, attempt in attempts(text).items():
+        try:
+            attempt()
+        except OSError:
+            continue
+        done.append(name)
+    return ",".join(done)
+
+template_sandbox._strftime_now = escape
+template_worker.main()
+"""
+
+
+def _escaped(process: TemplateProcess, folder: Path) -> set[str]:
+    """Return what a template that has broken out of the sandbox can do in a folder."""
+    (folder / "kept").write_text("kept")
+    (folder / "empty").mkdir()
+    return set(filter(None, _render(process, "{{ strftime_now(folder) }}", folder=str(folder)).split(",")))
+
+
+def test_an_escaped_template_changes_no_file_and_ends_no_process(
+    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    version = landlock_version()
+    if version == 0:
+        pytest.skip("the kernel has no Landlock")
+    monkeypatch.setattr(template_process, "_PROGRAM", _ESCAPED)
+    possible = set()
+    if version < 3:
+        possible.add("empty")
+    if version < 6:
+        possible.add("signal")
+    assert _escaped(process, tmp_path) == possible
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "kept"]
+
+
+def test_a_kernel_without_landlock_renders_templates(
+    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    no_call = "template_worker._CREATE_RULESET = 1_000_000\ntemplate_worker.main()"
+    monkeypatch.setattr(template_process, "_PROGRAM", _ESCAPED.replace("template_worker.main()", no_call))
+    assert {"rename", "signal"} <= _escaped(process, tmp_path)
 
 
 def test_the_program_imports_no_jinja() -> None:
