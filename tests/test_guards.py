@@ -1,5 +1,6 @@
 """Tests that guard a module: their order against the deliberate faults, and modules that no test reaches."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -17,9 +18,10 @@ def imports() -> Imports:
 def test_nearest_guards_catch_19_of_20_deliberate_faults(imports: Imports) -> None:
     """The first test of a fault is the one that fails: a file, a function in it, or a folder."""
     missed = []
+    guards = functools.cache(imports.guards)
     for fault in faults():
         catching = fault.tests[0].partition("::")[0]
-        nearest_guards = imports.guards(fault.file)[:COUNT]
+        nearest_guards = guards(fault.file)[:COUNT]
         if not any(guard == catching or guard.startswith(f"{catching}/") for guard in nearest_guards):
             missed.append(f"{fault.id}: {fault.file}")
     assert len(missed) <= len(faults()) / 20, missed
@@ -110,7 +112,8 @@ def test_nearest_of_several_files_take_turns(imports: Imports) -> None:
     assert set(tests) == {*first[:2], *second[:2]}
 
 
-def test_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(imports: Imports, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("tests.guards.Imports", lambda: imports)
     files = ["app/chat/turn.py", "runtime/native/core/linear.cpp"]
     assert main([str(ROOT / file) for file in files] + ["--count", "1"]) == 0
     printed = capsys.readouterr().out.splitlines()

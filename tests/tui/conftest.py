@@ -5,12 +5,14 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from types import CodeType
 from typing import Any
 from weakref import WeakSet
 
 import pytest
 import textual.app
 import textual.pilot
+from textual import _callback
 from textual._compositor import Compositor
 from textual.app import App
 from textual.await_complete import AwaitComplete
@@ -50,6 +52,25 @@ def _style_sheets_are_parsed_once() -> Iterator[None]:
         patch.setattr(Stylesheet, "_parse_rules", parse_once)
         # By identity, as textual's own does, but not in Python: each widget looks through all rules.
         patch.setattr(RuleSet, "__hash__", object.__hash__)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _parameters_of_callbacks_are_counted_once() -> Iterator[None]:
+    """Count the parameters of a function once: textual inspects those of each lambda, for each call."""
+    counts: dict[CodeType, int] = {}
+    count = _callback._count_parameters
+
+    def count_once(function: Callable[..., Any]) -> int:
+        code = getattr(function, "__code__", None)
+        if code is None or hasattr(function, "__wrapped__"):
+            return count(function)
+        if code not in counts:
+            counts[code] = count(function)
+        return counts[code]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_callback, "_count_parameters", count_once)
         yield
 
 

@@ -964,7 +964,7 @@ def test_the_panel_goes_through_its_widths(play) -> None:
 
 def test_screens_open_and_close_at_any_window_size(play) -> None:
     async def scenario(it: Driver) -> None:
-        for width, height in ((1, 1), (8, 3), (20, 5), (40, 10), (80, 24)):
+        for width, height in ((1, 1), (8, 3), (40, 10)):
             await it.pilot.resize_terminal(width, height)
             await it.ask("| a | b |\n|---|---|\n| 1 | 2 |")
             for key in ("f2", "escape", "f1", "escape", "f4", "escape"):
@@ -981,7 +981,7 @@ def test_page_keys_do_nothing_in_a_list_without_room(play) -> None:
 
     async def scenario(it: Driver) -> None:
         await it.ask("hi")
-        for width, height in ((1, 1), (2, 2), (8, 3)):
+        for width, height in ((1, 1), (8, 3)):
             await it.pilot.resize_terminal(width, height)
             for opening in ("f4", "f5", "ctrl+p"):
                 for key in (opening, "pagedown", "pageup", "escape"):

@@ -1,6 +1,7 @@
 """`headrace bench --report machine` on tiny models: the file, what is refused, and what is left out."""
 
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from headrace.app.bench.measure.records import RunDocument
 from headrace.app.chat.download_plan import DownloadPlan
 from headrace.app.cli.bench import machine as bench_machine
 from headrace.app.cli.bench.command import bench
+from headrace.app.verify.checks import VerifyPlan
 from headrace.runtime.errors import HeadraceError, NotEnoughMemoryError, UsageError
 from tests.support.tiny_chat import write_chat_model
 
@@ -42,6 +44,7 @@ def test_the_file_has_every_test_and_a_verification(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.app.bench.measure.result.busy", lambda _: False)  # whatever else runs here
+    monkeypatch.setattr("headrace.app.verify.checks.VerifyPlan", partial(VerifyPlan, tokens=4, sequences=2))
     assert run("--report", "machine", "-m", str(model), "-r", "2").return_value == 0
     machine = written(tmp_path)
     tests = {(row["test"], row["depth"]) for row in machine["speeds"]}
