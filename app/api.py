@@ -103,7 +103,9 @@ class Model:
         self.sampling = recommended_options(loaded.generation_defaults).sampling_params()
 
     def __repr__(self) -> str:
-        state = "closed" if self._engine.answerer is None else f"{self._engine.open_answers} open answers"
+        state = f"{self._engine.open_answers} open answers"
+        if self._engine.answerer is None:
+            state = "closed"
         return f"<headrace.Model {self.name}: context limit {self.context_limit}, {state}>"
 
     def __enter__(self) -> "Model":
@@ -264,9 +266,13 @@ class Model:
         given |= dict.fromkeys(unknown)  # `AnswerOptions.read` refuses them by name
         options = AnswerOptions.read({**given, "schema": plain_schema(keywords.get("schema"))})
         tools = read_tools(keywords.get("tools"), keywords.get("tool_choice"), keywords.get("parallel_tool_calls"))
-        if isinstance(prompt, str) and (options.thinking is not None or tools is not None):
-            raise UsageError(f"{'tools' if tools else 'thinking'} needs a conversation, not a text to continue")
-        logprobs = None if keywords.get("logprobs") is None else read_value(Whole(), "logprobs", keywords["logprobs"])
+        if isinstance(prompt, str):
+            for name, value in (("tools", tools), ("thinking", options.thinking)):
+                if value is not None:
+                    raise UsageError(f"{name} needs a conversation, not a text to continue")
+        logprobs = keywords.get("logprobs")
+        if logprobs is not None:
+            logprobs = read_value(Whole(), "logprobs", logprobs)
         answerer = self._opened
         variables = options.chat_template_kwargs
         encoded: EncodedPrompt = answerer.encode(prompt, thinking=options.thinking, tools=tools, variables=variables)
@@ -315,7 +321,8 @@ def load(
         requantize = Quantization(_whole("quantize", quantize), _whole("group_size", group_size))
     kv_format = kv_choice(kv)
     rounding = activations_choice(str(activations))
-    context = None if context is None else _whole("context", context)
+    if context is not None:
+        context = _whole("context", context)
     force = read_value(Flag(), "force", force)
     if not callable(progress):
         raise UsageError(f"progress must be a function, not {shown(progress)}")
@@ -346,11 +353,13 @@ def predict(
     and for one with several variants.
     """
     _check_type("chip", chip, str)
-    memory_gb = None if memory_gb is None else _whole("memory_gb", memory_gb)
+    if memory_gb is not None:
+        memory_gb = _whole("memory_gb", memory_gb)
     context = _whole("context", context, least=0)
     batch = _whole("batch", batch)
     _, shape = find_shape(_model_name(name))
-    targets = targets_for((chip,) if chip else (), memory_gb, others=False)
+    chips = (chip,) if chip else ()
+    targets = targets_for(chips, memory_gb, others=False)
     if chip and len(targets) > 1:
         names = ", ".join(target.name for target in targets)
         raise UsageError(f"chip {chip!r} has several variants: {names}", "name one of them, or give memory_gb")
@@ -382,10 +391,11 @@ def _messages(given: str | Sequence[Message], name: str = "messages") -> Sequenc
 def _model_name(name: object) -> str | None:
     if name is None:
         return None
-    text = fspath(name) if isinstance(name, PathLike) else name
-    if not isinstance(text, str) or not text:
+    if isinstance(name, PathLike):
+        name = fspath(name)
+    if not isinstance(name, str) or not name:
         raise UsageError(f"the name of a model must be a text or a path, not {shown(name)}")
-    return text
+    return name
 
 
 def _whole(name: str, value: object, *, least: int = 1) -> int:

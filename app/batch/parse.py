@@ -15,7 +15,6 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NoReturn
 
 from headrace.app.answer.call import Call
 from headrace.app.answer.fields import read
@@ -24,8 +23,7 @@ from headrace.app.answer.options import OPTIONS, AnswerOptions
 from headrace.app.answer.tools import tool_fields
 from headrace.app.batch.line import BadLine, BatchDefaults, BatchLine, Form, refuse_unknown, with_system
 from headrace.app.batch.openai_form import form_of, read_body
-from headrace.app.config.bounded_input import DOCUMENT, read_bounded, without_mark
-from headrace.models.checkpoint.json_object import unique_keys
+from headrace.app.config.bounded_input import DOCUMENT, json_object, read_bounded, without_mark
 from headrace.runtime.config.value_types import Flag, Text, read_value, shown
 from headrace.runtime.errors import HeadraceError, UsageError
 
@@ -66,7 +64,7 @@ def parse_line(raw: bytes, number: int, defaults: BatchDefaults) -> BatchLine | 
     name: str | int | None = None
     form: Form = "plain"
     try:
-        given = _object(raw)
+        given = json_object(raw, "the line", unique=True)
         if "custom_id" in given or "body" in given:
             form = "chat.completion"  # of the error of a wrong name or url
             name = _name(given, "custom_id")
@@ -109,27 +107,6 @@ def _identity(call: Call, form: Form, called: Mapping[str, object], defaults: Ba
 
 def _bad(raw: bytes, number: int, name: str | int | None, form: Form, error: HeadraceError) -> BadLine:
     return BadLine(number, name, form, error, _digest([number, raw.hex()]))
-
-
-def _object(raw: bytes) -> dict[str, object]:
-    """Return the line's JSON object. Raises UsageError, also for a repeated key."""
-    try:
-        value = json.loads(raw.decode("utf-8"), object_pairs_hook=unique_keys, parse_constant=_no_number)
-    except UnicodeDecodeError as error:
-        raise UsageError(f"the line is not UTF-8 text (byte {error.start})") from None
-    except json.JSONDecodeError as error:
-        raise UsageError(f"the line is not JSON: {error.msg} at character {error.colno}") from None
-    except RecursionError:
-        raise UsageError("the line is nested too deeply") from None
-    except ValueError as error:  # a repeated key, NaN, a number of thousands of digits
-        raise UsageError(f"the line is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise UsageError(f"the line is not a JSON object but {shown(value)}")
-    return value
-
-
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 def _name(given: Mapping[str, object], key: str) -> str | int | None:

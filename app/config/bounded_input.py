@@ -1,17 +1,21 @@
 """Bounded reads of files that the command line names; a device or a stream may have no end.
 
-Prompts, batches, grammars, bench documents and attachments are decoded here, so that wrong bytes have one error.
+Prompts, batches, grammars, bench documents and attachments are decoded here, bodies of requests and lines of batches
+parsed, so that wrong bytes have one error.
 
 Guard: tests/app/config/test_bounded_input.py.
 """
 
 import codecs
+import json
 import sys
 from contextlib import nullcontext
 from io import BufferedReader
 from pathlib import Path
-from typing import cast
+from typing import NoReturn, cast
 
+from headrace.models.checkpoint.json_object import unique_keys
+from headrace.runtime.config.value_types import shown
 from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.units import format_bytes
 
@@ -53,6 +57,29 @@ def decoded(data: bytes, name: str) -> str:
         return without_mark(data, name).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"{name} is not UTF-8 text (byte {error.start})") from None
+
+
+def json_object(data: bytes, name: str, *, unique: bool = False) -> dict[str, object]:
+    """Return the JSON object in UTF-8 text. Raises UsageError for anything else, with `name` in its message.
+
+    unique: refuse a repeated key, of whose values parsers take different ones.
+    """
+    try:
+        hook = unique_keys if unique else None
+        value = json.loads(decoded(data, name), object_pairs_hook=hook, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise UsageError(f"{name} is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{name} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
+    except ValueError as error:  # a repeated key, NaN, a number of thousands of digits
+        raise UsageError(f"{name} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise UsageError(f"{name} must be a JSON object, not {shown(value)}")
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def is_schema(text: str) -> bool:

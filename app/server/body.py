@@ -6,15 +6,14 @@ Guard: tests/app/server/test_body.py.
 """
 
 import asyncio
-import json
-from typing import NoReturn
 
 from starlette.requests import ClientDisconnect, Request
 
+from headrace.app.config.bounded_input import json_object
 from headrace.app.server.errors import ApiError, refused
 from headrace.models.checkpoint.json_object import is_deep
 from headrace.models.checkpoint.side_file import check_parts
-from headrace.runtime.config.value_types import shown
+from headrace.runtime.errors import UsageError
 
 MAX_BODY = 32 << 20  # bytes
 _MOST_READ = 8 * MAX_BODY  # bytes that are read and dropped so that the client gets its error; beyond, it is cut off
@@ -56,24 +55,12 @@ def parse_object(data: bytes) -> dict[str, object]:
     except ValueError:
         raise refused(f"the body has more than {_MOST_VALUES} values") from None
     try:
-        value = json.loads(data.decode("utf-8"), parse_constant=_no_number)
-    except UnicodeDecodeError:
-        raise refused("the body is not UTF-8 text") from None
-    except RecursionError:
-        raise refused("the body is nested too deeply") from None
-    except json.JSONDecodeError as error:
-        raise refused(f"the body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
-    except ValueError:  # a number of thousands of digits
-        raise refused("the body is not JSON: a number is too long") from None
-    if not isinstance(value, dict):
-        raise refused(f"the body must be a JSON object, not {shown(value)}")
+        value = json_object(data, "the body")
+    except UsageError as error:
+        raise refused(str(error)) from None
     if is_deep(value, MAX_LEVELS):
         raise refused("the body is nested too deeply")
     return value
-
-
-def _no_number(name: str) -> NoReturn:
-    raise refused(f"the body is not JSON: {name} is not a number")
 
 
 def _too_large() -> ApiError:

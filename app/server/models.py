@@ -6,7 +6,6 @@ chat with --connect and `headrace launch` read `owned_by`, `status` and `context
 Guard: tests/app/server/test_served_models.py.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -14,11 +13,12 @@ from pathlib import Path
 
 from headrace.app.engine.model_card import ModelCard
 from headrace.models.architectures.fields import text_section
+from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.registry.adapters import name_with, split_adapter
 from headrace.models.registry.resolve import find_source
 from headrace.models.registry.source import LocalDirectory, LocalGGUF
 from headrace.models.registry.store import Store, StoredModel
-from headrace.runtime.errors import HeadraceError
+from headrace.runtime.errors import CheckpointError, HeadraceError
 
 _STARTED = datetime.now(UTC).replace(microsecond=0)
 _OWN_NAMES = ("default", "headrace")
@@ -94,10 +94,10 @@ def _local(name: str) -> InstalledModel | None:
 
 def _context(directory: Path) -> int | None:
     try:
-        config = json.loads((directory / "config.json").read_bytes())
-        length = text_section(config).get("max_position_embeddings")
-    except (OSError, ValueError, AttributeError, RecursionError):
+        config = read_json_object(directory / "config.json")
+    except CheckpointError:
         return None
+    length = text_section(config).get("max_position_embeddings")
     return length if isinstance(length, int) else None
 
 
