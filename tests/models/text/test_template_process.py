@@ -367,10 +367,10 @@ def test_a_process_without_rights_writes_no_file_and_starts_no_process(tmp_path:
 
 
 # The program of a worker whose templates have broken out of the sandbox: `strftime_now` tries what needs no open file.
-# argv[0] is -c, so the folders of modules begin at 1, as in `template_process._PROGRAM`.
+# argv[1] is the module, and the folders of modules begin at 2, as in `worker._PROGRAM`.
 _ESCAPED = """
 import sys
-sys.path[:] = sys.argv[1:]
+sys.path[:] = sys.argv[2:]
 import os
 from headrace.models.text import template_sandbox, template_worker
 
@@ -422,7 +422,7 @@ def test_an_escaped_template_changes_no_file_and_ends_no_process(
     version = landlock_version()
     if version == 0:
         pytest.skip("the kernel has no Landlock")
-    monkeypatch.setattr(template_process, "_PROGRAM", _ESCAPED)
+    monkeypatch.setattr(worker, "_PROGRAM", _ESCAPED)
     possible = set()
     if version < 3:
         possible.add("empty")
@@ -436,7 +436,7 @@ def test_a_kernel_without_landlock_renders_templates(
     process: TemplateProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     no_call = "template_worker._CREATE_RULESET = 1_000_000\ntemplate_worker.main()"
-    monkeypatch.setattr(template_process, "_PROGRAM", _ESCAPED.replace("template_worker.main()", no_call))
+    monkeypatch.setattr(worker, "_PROGRAM", _ESCAPED.replace("template_worker.main()", no_call))
     assert {"rename", "signal"} <= _escaped(process, tmp_path)
 
 
