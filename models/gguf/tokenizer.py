@@ -102,11 +102,12 @@ def _document(rules: Tokenizer, vocabulary: Vocabulary, merges: Iterable[tuple[s
     """Return tokenizer.json with the tokens and merges in place of none.
 
     They do not pass through the library, which takes seconds to read and write them. Merges are texts "left right",
-    which load faster than pairs, unless a token contains a space.
+    which load faster than pairs, unless a token contains a space. Tokens are sorted: the library reads them into a
+    sorted tree first, which takes a third of its time in another order.
     """
     document = msgspec.json.decode(rules.to_str())
     model = document["model"]
-    model["vocab"] = vocabulary.ids()
+    model["vocab"] = dict(sorted(vocabulary.ids().items()))
     has_spaces = any(" " in token for token in vocabulary.tokens)
     model["merges"] = list(merges) if has_spaces else [f"{left} {right}" for left, right in merges]
     special = set(vocabulary.ids_of(*SPECIAL))

@@ -136,7 +136,8 @@ class ControlTokens:
         if isinstance(vocab, list):  # Unigram: [[piece, score], ...], the position is the id
             model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocab]
             return
-        model["vocab"] = {names.get(piece, piece): index for piece, index in vocab.items()}
+        # In the order in which the library reads them soonest, as in `models.gguf.tokenizer`.
+        model["vocab"] = dict(sorted((names.get(piece, piece), index) for piece, index in vocab.items()))
         if (unknown := model.get("unk_token")) is not None:
             model["unk_token"] = names.get(unknown, unknown)
         if "merges" in model:

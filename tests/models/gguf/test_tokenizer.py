@@ -81,6 +81,13 @@ def test_token_ids_are_llama_cpps(case: str) -> None:
     assert differences(of_case(case), case) == []
 
 
+def test_tokens_are_sorted_so_that_the_library_reads_them_soonest() -> None:
+    source = metadata("sentencepiece")
+    document, _ = build_tokenizer(source, read_vocabulary(source))
+    tokens = list(json.loads(document)["model"]["vocab"])
+    assert tokens == sorted(tokens, key=str.encode)
+
+
 def test_an_rwkv_vocabulary_gives_the_longest_token_at_each_place() -> None:
     tokenizer, special = build("rwkv", eot_token_id=4)
     stored = VOCABULARIES["rwkv"]
