@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.models.gguf.build import write_gguf
 from tests.support.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def imported_by(tmp_path: Path, *arguments: str, home: Path | None = None, **more: str) -> set[str]:
-    """Packages in memory after `headrace ARGUMENTS`, run in a process of its own."""
+    """Names of the modules in memory after `headrace ARGUMENTS`, run in a process of its own."""
     report = tmp_path / "modules.json"
     code = (
         "import atexit, json, pathlib, sys\n"
@@ -34,7 +35,7 @@ def imported_by(tmp_path: Path, *arguments: str, home: Path | None = None, **mor
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout
-    return {name.partition(".")[0] for name in json.loads(report.read_text())}
+    return set(json.loads(report.read_text()))
 
 
 def test_import_contracts_are_kept() -> None:
@@ -57,6 +58,19 @@ def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
 def test_a_commands_help_draws_nothing_and_loads_no_model_code(tmp_path: Path, command: str) -> None:
     heavy = {"mlx_lm", "textual", "transformers", "numpy", "tokenizers", "huggingface_hub", "gguf"}
     assert not heavy & imported_by(tmp_path, command, "--help")
+
+
+def test_a_list_of_models_imports_no_http_client(tmp_path: Path) -> None:
+    heavy = {"httpx", "httpx2", "mlx_lm", "textual", "transformers", "gguf"}
+    assert not heavy & imported_by(tmp_path, "list")
+
+
+def test_a_gguf_starts_without_the_package_gguf(tmp_path: Path) -> None:
+    """Its types have numbers and layouts of ours; the package has the reference, for types that are requantized."""
+    file = write_gguf(tmp_path / "tiny.gguf", "llama", matrices="Q4_0")
+    assert not {"gguf", "transformers", "mlx_lm"} & imported_by(
+        tmp_path, "run", "hi", "--raw", "-n", "1", "-m", str(file)
+    )
 
 
 def test_completing_a_models_name_imports_nothing_heavy(tmp_path: Path) -> None:

@@ -15,14 +15,13 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType
-from gguf.quants import dequantize
 
 from headrace.models.checkpoint.arrays import save_arrays
 from headrace.models.gguf.container import RawTensor, open_container
 from headrace.models.gguf.convert import in_order, layout_of
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.target import Target
+from headrace.models.gguf.tensors import dequantized
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 _PARTS = (".lora_a", ".lora_b")
@@ -133,5 +132,5 @@ def _scale(metadata: Metadata, rank: int) -> float:
 
 def _matrix(tensor: RawTensor) -> _Matrix:
     """Return a factor in float32."""
-    values: _Matrix = dequantize(tensor.data, GGMLQuantizationType[tensor.type]).astype(np.float32)
+    values: _Matrix = dequantized(tensor.data, tensor.type).astype(np.float32)
     return values.reshape(tensor.shape)

@@ -22,8 +22,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from gguf import GGMLQuantizationType
-from gguf.quants import dequantize, quantize
 
 from headrace.models.architectures.fields import text_section
 from headrace.models.checkpoint.gguf_link import LINK_FILE, file_facts
@@ -42,6 +40,7 @@ from headrace.models.gguf.target import Target
 from headrace.models.gguf.tensors import (
     Affine,
     Array,
+    dequantized,
     is_quantized,
     is_requantized,
     plain_type,
@@ -436,9 +435,12 @@ def _joined(above: RawTensor, below: RawTensor) -> tuple[RawTensor, float]:
     shape = (above.shape[0] + below.shape[0], *above.shape[1:])
     if above.type == below.type:
         return RawTensor(above.name, above.type, shape, np.concatenate([above.data, below.data])), 0.0
-    values = np.concatenate([dequantize(part.data, GGMLQuantizationType[part.type]) for part in (above, below)])
+    from gguf import GGMLQuantizationType  # late, as in `dequantized`
+    from gguf.quants import quantize
+
+    values = np.concatenate([dequantized(part.data, part.type) for part in (above, below)])
     blocks = quantize(values, GGMLQuantizationType.Q8_0)
-    error = float(np.abs(dequantize(blocks, GGMLQuantizationType.Q8_0) - values).max())
+    error = float(np.abs(dequantized(blocks, "Q8_0") - values).max())
     return RawTensor(above.name, "Q8_0", shape, blocks), error
 
 

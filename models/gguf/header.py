@@ -68,6 +68,12 @@ BLOCKS = {
     "IQ4_XS": (256, 136),
     "MXFP4": (32, 17),
 }
+# Their numbers in files.
+_NUMBERS = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K",
+    13: "Q5_K", 14: "Q6_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S",
+    22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+}  # fmt: skip
 # Unsupported types, by the beginning of `_type_name`: a common file type of about the same size to suggest.
 _INSTEAD = {
     "NVFP4": "Q4_K_M",
@@ -154,7 +160,9 @@ def first_metadata(file: Path) -> dict[str, Value]:
 
 def _type_name(number: int) -> str:
     """Return the name of a tensor type, as in `BLOCKS`. Other numbers are named for messages."""
-    from gguf import GGMLQuantizationType
+    if number in _NUMBERS:
+        return _NUMBERS[number]
+    from gguf import GGMLQuantizationType  # late: the package takes 0.1 s to import
 
     try:
         return str(GGMLQuantizationType(number).name)

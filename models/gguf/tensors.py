@@ -20,8 +20,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType
-from gguf.quants import IQ4_NL, MXFP4, dequantize
 
 from headrace.models.checkpoint.quantization import Groups
 from headrace.models.gguf.container import RawTensor
@@ -152,12 +150,21 @@ def to_plain(tensor: RawTensor) -> tuple[Array, str]:
     """
     if tensor.type in _UNPACK:
         with np.errstate(over="ignore", invalid="ignore"):
-            values = dequantize(tensor.data, GGMLQuantizationType[tensor.type]).reshape(tensor.shape)
+            values = dequantized(tensor.data, tensor.type).reshape(tensor.shape)
         return _finite(values.astype("<f4").view("<u4"), 0x7F800000, tensor).view("<f4"), "F32"
     # Exponent bits of each type, and the words that they are read in
     exponent, word = {"F32": (0x7F800000, "<u4"), "F16": (0x7C00, "<u2"), "BF16": (0x7F80, "<u2")}[tensor.type]
     words = _finite(tensor.data.view(word).reshape(tensor.shape), exponent, tensor)
     return words, tensor.type
+
+
+def dequantized(blocks: Bytes, kind: str) -> Floats:
+    """Return the values of blocks by the reference, in the package gguf. Most files have no tensor that needs it."""
+    from gguf import GGMLQuantizationType  # late: the package takes 0.1 s to import
+    from gguf.quants import dequantize
+
+    values: Floats = dequantize(blocks, GGMLQuantizationType[kind])
+    return values
 
 
 def _finite(words: Array, exponent: int, tensor: RawTensor) -> Array:
@@ -171,8 +178,13 @@ def _finite(words: Array, exponent: int, tensor: RawTensor) -> Array:
 
 def _fits_half(values: Floats) -> bool:
     """Return whether float16 has all these values."""
+    # A part at a time: products of scales, as in Q4_K, fail in the first one.
     with np.errstate(over="ignore"):
-        return bool(np.array_equal(values.astype(np.float16).astype(np.float32), values))
+        for start in range(0, len(values), _CHUNK_WEIGHTS):
+            part = values[start : start + _CHUNK_WEIGHTS]
+            if not np.array_equal(part.astype(np.float16).astype(np.float32), part):
+                return False
+    return True
 
 
 def _pack(codes: Bytes, bits: int) -> Bytes:
@@ -329,8 +341,10 @@ def _q6_k(blocks: Bytes) -> Unpacked:
 
 # Values of 4-bit codes, as codes of affine groups, which start at 0: the bias has the 128 or 12 that is added here.
 # The lowest values are -127 and -12.
-_IQ4 = (np.array(IQ4_NL.kvalues, np.int16) + 128).astype(np.uint8)
-_FP4 = (np.array(MXFP4.kvalues, np.int8) + 12).astype(np.uint8)
+_IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_FP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice those of FP4
+_IQ4 = (np.array(_IQ4_VALUES, np.int16) + 128).astype(np.uint8)
+_FP4 = (np.array(_FP4_VALUES, np.int8) + 12).astype(np.uint8)
 _MOST_EXPONENT = 251  # of an MXFP4 block, so that its largest code times its scale is finite in float32
 
 
@@ -347,6 +361,8 @@ def _iq4_xs(blocks: Bytes) -> Unpacked:
 
 
 def _mxfp4(blocks: Bytes) -> Unpacked:
+    from gguf.quants import MXFP4  # late, as in `dequantized`
+
     exponent = blocks[:, 0]
     scale = np.where(exponent > _MOST_EXPONENT, np.float32(np.nan), MXFP4.e8m0_to_fp32_half(exponent))
     return _FP4[_nibbles(_part(blocks, 1, 16))], scale, -12 * scale, 0.0
@@ -354,7 +370,7 @@ def _mxfp4(blocks: Bytes) -> Unpacked:
 
 def _requantized(kind: str) -> Callable[[Bytes], Unpacked]:
     """Return an unpacker that requantizes the reference's values to 8 bits."""
-    return lambda blocks: _requantize(dequantize(blocks, GGMLQuantizationType[kind]).reshape(-1, GROUP_SIZE))
+    return lambda blocks: _requantize(dequantized(blocks, kind).reshape(-1, GROUP_SIZE))
 
 
 def _requantize(values: Floats) -> Unpacked:

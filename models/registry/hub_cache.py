@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from huggingface_hub import DeleteCacheStrategy, constants, scan_cache_dir
-from huggingface_hub.errors import CacheNotFound
+from huggingface_hub import constants
 
 from headrace.models.architectures.families import architecture_of
 from headrace.models.checkpoint.adapter import CONFIG_FILE, WEIGHT_FILES, open_adapter
@@ -26,6 +26,9 @@ from headrace.models.registry.hub_id import HubId
 from headrace.models.registry.store import CachedFiles
 from headrace.runtime.config.typed import as_mapping
 from headrace.runtime.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from huggingface_hub import DeleteCacheStrategy
 
 # A running download writes more often. Needed on file systems whose locks do not reach other machines.
 _ABANDONED_S = 60.0
@@ -183,8 +186,11 @@ def _unshared_blobs(files: CachedFiles) -> list[Path]:
     return sorted(blob for blob in blobs if blob.is_relative_to(folder.resolve()))
 
 
-def _strategy(files: CachedFiles) -> DeleteCacheStrategy | None:
+def _strategy(files: CachedFiles) -> "DeleteCacheStrategy | None":
     """Return the deletion of a whole revision; None if it is not cached."""
+    from huggingface_hub import scan_cache_dir  # late, with its HTTP client: lists of models need neither
+    from huggingface_hub.errors import CacheNotFound
+
     try:
         cache = scan_cache_dir(constants.HF_HUB_CACHE)
     except CacheNotFound:
