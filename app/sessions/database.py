@@ -14,7 +14,7 @@ import errno
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -142,6 +142,17 @@ class Database:
         """Execute one statement and return the row id it inserted, or 0."""
         with self._explained():
             return self._connection.execute(sql, _storable(values)).lastrowid or 0
+
+    def insert(self, table: str, values: Mapping[str, object]) -> int:
+        """Insert a row with these values by column, and return its row id."""
+        columns = ", ".join(values)
+        marks = ", ".join("?" * len(values))
+        return self.run(f"INSERT INTO {table} ({columns}) VALUES ({marks})", *values.values())
+
+    def update(self, table: str, row: object, values: Mapping[str, object]) -> None:
+        """Change these columns of the row with the id `row`."""
+        assignments = ", ".join(f"{name} = ?" for name in values)
+        self.run(f"UPDATE {table} SET {assignments} WHERE id = ?", *values.values(), row)
 
     @contextmanager
     def transaction(self, *, durable: bool = False) -> Iterator[None]:

@@ -102,10 +102,17 @@ class SessionStore:
                 "DELETE FROM sessions WHERE active_leaf IS NULL AND draft IS NULL AND updated_at < ?",
                 now - _ABANDONED_S,
             )
-            self.db.run(
-                "INSERT INTO sessions (id, title, created_at, updated_at, model, system, sampling)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                *(new.id, title, now, now, model, system, json.dumps(new.sampling)),
+            self.db.insert(
+                "sessions",
+                {
+                    "id": new.id,
+                    "title": title,
+                    "created_at": now,
+                    "updated_at": now,
+                    "model": model,
+                    "system": system,
+                    "sampling": json.dumps(new.sampling),
+                },
             )
         return new
 
@@ -208,13 +215,20 @@ class SessionStore:
         with self.db.transaction(durable=not partial):
             self._refuse_deleted("sessions", session_id)
             self._refuse_deleted("messages", parent_id)
-            new = self.db.run(
-                "INSERT INTO messages"
-                " (session_id, parent_id, role, content, created_at, partial, model, attachments, sampling, system)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                *(session_id, parent_id, role, content, now, partial, model),
-                json.dumps([asdict(attachment) for attachment in attachments]),
-                *(None if sampling is None else json.dumps(dict(sampling)), system),
+            new = self.db.insert(
+                "messages",
+                {
+                    "session_id": session_id,
+                    "parent_id": parent_id,
+                    "role": role,
+                    "content": content,
+                    "created_at": now,
+                    "partial": partial,
+                    "model": model,
+                    "attachments": json.dumps([asdict(attachment) for attachment in attachments]),
+                    "sampling": None if sampling is None else json.dumps(dict(sampling)),
+                    "system": system,
+                },
             )
             self.db.run(
                 "UPDATE sessions SET active_leaf = ?, updated_at = ?,"
@@ -256,7 +270,7 @@ class SessionStore:
                     (row,) = self.db.rows(newest, message.session_id)
                 else:
                     (row,) = self.db.rows(f"{_BELOW} SELECT max(id) AS leaf FROM below", message.parent_id)
-                self.db.run("UPDATE sessions SET active_leaf = ? WHERE id = ?", row["leaf"], message.session_id)
+                self.db.update("sessions", message.session_id, {"active_leaf": row["leaf"]})
         return self.session(message.session_id)
 
     def begin_answer(
@@ -283,8 +297,8 @@ class SessionStore:
             now = self.message(seen.id)
             if (now.content, now.finish_reason) != (seen.content, seen.finish_reason):
                 raise SessionError("another headrace goes on with this answer", "open the session again, or ask anew")
-            unset = "partial = 1, finish_reason = NULL, figures = NULL, kinds = NULL"
-            self.db.run(f"UPDATE messages SET {unset} WHERE id = ?", seen.id)
+            unset = dict.fromkeys(("finish_reason", "figures", "kinds"))
+            self.db.update("messages", seen.id, {"partial": True, **unset})
 
     def grow(self, message_id: int, text: str, *, durable: bool = False) -> None:
         """Append to an answer being written; `durable` makes all of its text survive a power cut.
@@ -293,7 +307,7 @@ class SessionStore:
         """
         with self.db.transaction(durable=durable):
             self._refuse_deleted("messages", message_id)
-            self.db.run("INSERT INTO pieces (message_id, text) VALUES (?, ?)", message_id, text)
+            self.db.insert("pieces", {"message_id": message_id, "text": text})
 
     def finish(
         self,
@@ -421,12 +435,11 @@ class SessionStore:
             raise SessionError(f"message {message_id} is damaged ({', '.join(damaged)}) and stays as it is", _SALVAGE)
 
     def _change(self, session_id: str, **columns: object) -> Session:
-        assignments = ", ".join(f"{name} = ?" for name in columns)
         with self.db.transaction():
             if damaged := set(self.session(session_id).damaged) & {*columns}:
                 what = ", ".join(sorted(damaged))
                 raise SessionError(f"session {session_id} is damaged ({what}) and stays as it is", _SALVAGE)
-            self.db.run(f"UPDATE sessions SET {assignments} WHERE id = ?", *columns.values(), session_id)
+            self.db.update("sessions", session_id, columns)
         return self.session(session_id)
 
 

@@ -5,8 +5,6 @@
 Guard: tests/app/sessions/test_write_back.py.
 """
 
-from collections.abc import Mapping
-
 from headrace.app.sessions.database import SELECT_MESSAGE, Database
 
 _SESSION = ("title", "created_at", "updated_at", "model", "system", "sampling", "summary", "draft")
@@ -61,7 +59,7 @@ def _write_session(memory: Database, file: Database, session_id: str, last_id: i
     # The session, without references to messages, which may not be there yet.
     (session,) = memory.rows("SELECT * FROM sessions WHERE id = ?", session_id)
     file.run("INSERT OR IGNORE INTO sessions (id, title, created_at, updated_at) VALUES (?, '', 0, 0)", session_id)
-    _update(file, "sessions", session_id, {name: session[name] for name in _SESSION})
+    file.update("sessions", session_id, {name: session[name] for name in _SESSION})
 
     # Messages that were deleted in memory. Those that another process answered meanwhile stay, with their parents.
     messages = memory.rows(f"{SELECT_MESSAGE} WHERE session_id = ? ORDER BY id", session_id)
@@ -79,18 +77,10 @@ def _write_session(memory: Database, file: Database, session_id: str, last_id: i
         if message["id"] <= last_id and message["id"] in there:
             ids[message["id"]] = message["id"]
             file.run("DELETE FROM pieces WHERE message_id = ?", message["id"])
-            _update(file, "messages", message["id"], values)
+            file.update("messages", message["id"], values)
             continue
-        columns = {"session_id": session_id, "parent_id": ids[message["parent_id"]], **values}
-        marks = ", ".join("?" * len(columns))
-        ids[message["id"]] = file.run(
-            f"INSERT INTO messages ({', '.join(columns)}) VALUES ({marks})", *columns.values()
-        )
+        place = {"session_id": session_id, "parent_id": ids[message["parent_id"]]}
+        ids[message["id"]] = file.insert("messages", place | values)
 
     active = {name: ids.get(session[name]) for name in ("active_leaf", "prompt_from")}
-    _update(file, "sessions", session_id, active)
-
-
-def _update(file: Database, table: str, row: object, values: Mapping[str, object]) -> None:
-    assignments = ", ".join(f"{name} = ?" for name in values)
-    file.run(f"UPDATE {table} SET {assignments} WHERE id = ?", *values.values(), row)
+    file.update("sessions", session_id, active)
