@@ -68,14 +68,14 @@ class AnswerText:
         """End the line, so that other output may follow."""
         self._output.end()
 
-    def add(self, answer: Message | None, thinking: str | None, content: str) -> None:
+    def add(self, answer_id: int | None, thinking: str | None, content: str) -> None:
         """Print a part of an answer.
 
-        answer: None if it could not be stored.
+        answer_id: of its message; None if that could not be stored.
         thinking: None for none.
         """
         if thinking is not None or content:
-            self._answer_id = None if answer is None else answer.id
+            self._answer_id = answer_id
         if thinking is not None:
             if not self._thinks:
                 self._output.write("(thinking)\n")
@@ -97,9 +97,10 @@ class AnswerText:
         self._answer_id = None
         if message is None or message.id != answer_id:
             return
-        facts = [] if message.metrics is None else summary_phrases(message.metrics)
-        ending = ENDINGS.get(message.finish_reason or "")
-        if ending is not None:
+        facts = []
+        if message.metrics is not None:
+            facts = summary_phrases(message.metrics)
+        if (ending := ENDINGS.get(message.finish_reason or "")) is not None:
             _mark, words = ending
             facts.append(words)
         if facts:
@@ -207,7 +208,7 @@ class LineChat:
                 break
             time.sleep(_POLL_S)
         self._progress.clear()
-        self._text.end(conversation.messages[-1] if conversation.messages else None)
+        self._text.end(next(reversed(conversation.messages), None))
         self._show_notice()
 
     def _poll(self) -> None:
@@ -227,8 +228,13 @@ class LineChat:
                     self._say(f"({REPEATS}; Ctrl-C stops it)")
                 case Delta() if turn is not None and event.id == turn.id and not turn.summarising:
                     self._progress.clear()
-                    is_thinking = bool(event.kinds.opening or event.thinking)
-                    self._text.add(turn.answer, event.thinking if is_thinking else None, event.content)
+                    answer_id = None
+                    if turn.answer is not None:
+                        answer_id = turn.answer.id
+                    thinking = None
+                    if event.kinds.opening or event.thinking:
+                        thinking = event.thinking
+                    self._text.add(answer_id, thinking, event.content)
 
     def _show_end(self) -> None:
         """Print the last question and its answer."""
@@ -237,7 +243,7 @@ class LineChat:
                 self._say(PROMPT + message.content)
             else:
                 text = message.by_kind
-                self._text.add(message, text.thinking, text.content)
+                self._text.add(message.id, text.thinking, text.content)
                 self._text.end(message)
 
     # -- notices and questions -------------------------------------------------------------------------------------
@@ -286,7 +292,9 @@ class LineChat:
         """Show a text, and return the one typed in place of it; None if that is empty, the same or given up."""
         self._say(f"{shown}\nType the new {what}; an empty line leaves it.")
         text = self._terminal.read_or_leave(PROMPT)
-        return None if text is None or not text.strip() or text == old else text
+        if text is None or not text.strip() or text == old:
+            return None
+        return text
 
     # -- commands --------------------------------------------------------------------------------------------------
 
@@ -309,8 +317,10 @@ class LineChat:
         from headrace.app.chat.download_plan import check_model_name, download_plan  # late: many imports
 
         if not argument:
-            card = self.conversation.engine.card
-            self._say(f"{card.name if card else 'no model is loaded'}; /model NAME takes another one")
+            loaded = "no model is loaded"
+            if (card := self.conversation.engine.card) is not None:
+                loaded = card.name
+            self._say(f"{loaded}; /model NAME takes another one")
             return
         check_model_name(argument)
         plan = download_plan(argument)
@@ -319,7 +329,8 @@ class LineChat:
 
     def think(self, _argument: str) -> None:
         self._text.shows_thinking = not self._text.shows_thinking
-        self._say(f"thinking is {'printed' if self._text.shows_thinking else 'left out'}")
+        state = "printed" if self._text.shows_thinking else "left out"
+        self._say(f"thinking is {state}")
 
     def file(self, argument: str) -> None:
         """Keep a file for the next message."""

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 from headrace.app.chat.continued_lines import begins_line, unquoted_lines, with_new_line
+from headrace.app.config.bounded_input import decoded
+from headrace.app.output.plain_output import append_to_stdout
 from headrace.app.output.sanitise import sanitise
 from headrace.runtime.errors import UsageError
 
@@ -46,8 +48,7 @@ class LineTerminal:
 
     def write(self, text: str) -> None:
         """Append text, which has to be safe to print."""
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        append_to_stdout(text)
 
     def say(self, text: str) -> None:
         """Append sanitised text and a newline."""
@@ -73,10 +74,7 @@ class LineTerminal:
             raise EOFError
         if any(len(line) >= _LONGEST for line in data.splitlines()):
             raise UsageError(f"a line of {_LONGEST:,} bytes is the most a terminal takes", "/file PATH sends a file")
-        try:
-            return data.decode().rstrip("\n")
-        except UnicodeDecodeError as error:
-            raise UsageError(f"the line is not UTF-8 text (byte {error.start})") from None
+        return decoded(data, "the line").rstrip("\n")
 
     def read_message(self) -> str:
         """Return the next message or command, of several lines after a backslash and within triple quotes."""

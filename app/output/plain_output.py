@@ -6,15 +6,22 @@ lines again.
 Guard: tests/app/output/test_plain_output.py.
 """
 
+import sys
 from collections.abc import Callable
 
 from headrace.app.output.sanitise import Sanitiser
 
 
+def append_to_stdout(text: str) -> None:
+    """Append text to standard output, and show it at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
 class PlainOutput:
     """Appends text as it comes, and moves no cursor."""
 
-    def __init__(self, append: Callable[[str], None]) -> None:
+    def __init__(self, append: Callable[[str], None] = append_to_stdout) -> None:
         """append: takes text for the terminal."""
         self._append = append
         self._sanitiser = Sanitiser()

@@ -18,7 +18,7 @@ from headrace.app.answer.answerer import MAX_RUNNING, Answerer
 from headrace.app.answer.first_pass import FirstPassLine
 from headrace.app.answer.options import DEFAULTS
 from headrace.app.answer.repetition import REPEATS
-from headrace.app.chat.prompt import prompt_messages
+from headrace.app.chat.prompt import ChatMessages, prompt_messages
 from headrace.app.cli.interrupts import first_interrupt_cancels
 from headrace.app.cli.load_for_answers import load_draft, load_noted, raise_damage, resolved_model
 from headrace.app.cli.run.arguments import DEFAULT_GROUP_SIZE, RunArguments
@@ -74,11 +74,11 @@ def run_answer(arguments: RunArguments) -> int:
 
     with closing(session):
         load_s = time.perf_counter() - started
-        prompt = answerer.encode(
-            content if arguments.raw else prompt_messages(session.record, session.branch, content, attachments),
-            thinking=session.options.thinking,
-            variables=session.options.chat_template_kwargs,
-        )
+        text: str | ChatMessages = content
+        if not arguments.raw:
+            text = prompt_messages(session.record, session.branch, content, attachments)
+        variables = session.options.chat_template_kwargs
+        prompt = answerer.encode(text, thinking=session.options.thinking, variables=variables)
         if arguments.show_prompt:
             say(sanitise(answerer.model.tokenizer.decode(prompt.ids, skip_special=False)))
             code = 0
@@ -147,7 +147,9 @@ def _one_answer(
 
 def _context_hint(answerer: Answerer, session: RunSession) -> str:
     longest = context_length(answerer.model.checkpoint)
-    shorten = "begin a new conversation" if session.resumed else "shorten the prompt"
+    shorten = "shorten the prompt"
+    if session.resumed:
+        shorten = "begin a new conversation"
     if answerer.model.context_limit < longest:
         return f"{shorten}, or raise the limit with --context, at most {longest}"
     return shorten
@@ -162,7 +164,7 @@ def print_answer(answer: Answer, parts: Iterable[Part], progress: RedrawnLine, *
         that fits.
     quiet: no remarks.
     """
-    output = PlainOutput(_append)
+    output = PlainOutput()
     tells_repetition = sys.stderr.isatty() and not quiet  # once
     for part in parts:
         if isinstance(part, PrefillProgress):
@@ -179,8 +181,3 @@ def print_answer(answer: Answer, parts: Iterable[Part], progress: RedrawnLine, *
                 output.end()
             say(f"headrace: {REPEATS}; Ctrl-C ends it", err=True)
     output.end()
-
-
-def _append(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
