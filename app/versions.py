@@ -56,4 +56,6 @@ def shadowed() -> Path | None:
         return None
     here = Path(__file__).parents[1]
     whole = (installed / "__init__.py").is_file()  # an editable install leaves at most the kernels there
-    return installed if whole and not installed.samefile(here) else None
+    if not whole or installed.samefile(here):
+        return None
+    return installed

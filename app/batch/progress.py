@@ -49,11 +49,10 @@ class ProgressLine:
     first_pass: report for `Engine.first_pass`.
     """
 
-    def __init__(self, *, quiet: bool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, quiet: bool) -> None:
         self._line = RedrawnLine(quiet=quiet)
         self.first_pass = FirstPassLine(self._line, quiet=quiet)
-        self._clock = clock
-        self._started = clock()
+        self._started = time.monotonic()
         self._drawn_at = float("-inf")
         # Times, and tokens until then, of the last drawings: the speed is that between the first and the last.
         self._totals: deque[tuple[float, int]] = deque([(self._started, 0)])
@@ -62,7 +61,7 @@ class ProgressLine:
     def update(self, tokens: int, counts: Callable[[], Counts]) -> None:
         """Count the tokens of a step, and redraw if it is time."""
         self._tokens += tokens
-        now = self._clock()
+        now = time.monotonic()
         if not self._line.draws or now - self._drawn_at < _EVERY_S:
             return
         self._drawn_at = now

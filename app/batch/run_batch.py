@@ -108,7 +108,6 @@ class Batch:
 
     def counts(self) -> Counts:
         """Return the state of the batch, for a progress line."""
-        load = self._answerer.engine.load()
         tally = self.tally
         return Counts(
             total=tally.total,
@@ -117,7 +116,7 @@ class Batch:
             failed=tally.failed,
             running=len(self._running),
             waiting=len(self._waiting),
-            kv_share=load.kv_used_bytes / load.kv_room_bytes if load.kv_room_bytes else None,
+            kv_share=self._answerer.engine.load().kv_share,
         )
 
     def run(self, cancel: CancelFlag, watch: Callable[["Batch", int], None]) -> None:

@@ -52,8 +52,9 @@ def meant(word: str, commands: Iterable[str]) -> str | None:
     from difflib import get_close_matches  # late: no command needs it
 
     words = {**_MEANT, **{command: command for command in commands}}
-    near = get_close_matches(word.lower(), words, n=1)
-    return words.get(word.lower()) or (words[near[0]] if near else None)
+    for known in get_close_matches(word.lower(), words, n=1):  # the word itself, if it is there
+        return words[known]
+    return None
 
 
 class AliasedGroup(click.Group):

@@ -24,6 +24,7 @@ from headrace.app.cli.model_options import LoadArguments, model_options, named_m
 from headrace.app.cli.say import print_json, say
 from headrace.app.output.sanitise import sanitise
 from headrace.runtime.errors import CheckpointError, UsageError
+from headrace.runtime.metrics.units import counted
 
 if TYPE_CHECKING:
     from headrace.app.batch.line import BadLine, BatchDefaults, BatchLine
@@ -149,7 +150,7 @@ def batch(arguments: BatchArguments) -> int:
 
 
 def _replaced_note(file: "ResultFile") -> str:
-    results = "1 result" if file.replaced == 1 else f"{file.replaced} results"
+    results = counted(file.replaced, "result")
     return f"{results} of changed or removed lines moved to {sanitise(str(file.replaced_path))}"
 
 
@@ -160,17 +161,22 @@ def _defaults(
     from headrace.app.config.settings import read_toml, settings_path
     from headrace.models.loading.recommended import catalog_sampling
 
-    names = frozenset(filter(None, (resolved.name, resolved.stored_as)))
+    names: frozenset[str] | None = None
+    if arguments.model is None:
+        names = frozenset(filter(None, (resolved.name, resolved.stored_as)))
+    system = arguments.system
+    if system is None:
+        system = settings.chat.system
     given = arguments.options.given()
     written = read_toml(settings_path()).get("sampling", {})
     return BatchDefaults(
         options=arguments.options.over(settings.sampling),
         written={key: value for key, value in written.items() if key not in given},
         recommended=catalog_sampling(resolved),
-        system=settings.chat.system if arguments.system is None else arguments.system,
+        system=system,
         raw=arguments.raw,
         model=resolved.name,
-        names=None if arguments.model is not None else names,
+        names=names,
         identity=f"{resolved.origin}, context {context}, files {_files(resolved)}",
     )
 
@@ -214,15 +220,16 @@ def _answer(
     answerer = Answerer(loaded, draft=draft, max_running=arguments.parallel)
     progress = ProgressLine(quiet=arguments.quiet)
     answerer.engine.first_pass.report = progress.first_pass
-    numbers = [line.number for line in lines] if arguments.in_order else None
-    output = ResultStream(sys.stdout, numbers, progress.before(sys.stdout)) if file is None else file
+    numbers = None
+    if arguments.in_order:
+        numbers = [line.number for line in lines]
+    stream = ResultStream(sys.stdout, numbers, progress.before(sys.stdout))
     try:
-        run = Batch(answerer, lines, output, tally, arguments.parallel).run
+        run = Batch(answerer, lines, file or stream, tally, arguments.parallel).run
         run(cancel, lambda batch, tokens: progress.update(tokens, batch.counts))
     finally:
         progress.clear()
-        if file is None:
-            output.close()
+        stream.close()  # writes the results that it holds back
 
 
 def _report(

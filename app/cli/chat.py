@@ -202,8 +202,10 @@ def _say_end(conversation: "Conversation", *, failed: bool = False) -> None:
     if store.unsaved is not None and not store.save_again():
         say(f"headrace: {store.unsaved}", err=True)
     elif not failed and (conversation.messages or session.draft):
-        unsent = " (with unsent text)" if session.draft else ""
-        say(f"saved: headrace chat --resume {session.id}{unsent}", err=True)
+        line = f"saved: headrace chat --resume {session.id}"
+        if session.draft:
+            line += " (with unsent text)"
+        say(line, err=True)
 
 
 def _session(store: "SessionStore", given: ChatOptions, settings: "Settings") -> "Session":
@@ -219,11 +221,16 @@ def _session(store: "SessionStore", given: ChatOptions, settings: "Settings") ->
         model = chosen_model(given.model, settings)
         if given.connect is None:
             agree_to_copy(model, chat=True)
-        system = settings.chat.system if given.system is None else given.system
+        system = given.system
+        if system is None:
+            system = settings.chat.system
         return store.create(model=model, system=system, sampling=sampling)
     session = store.find(given.resume, drafts=True)
+    model = session.model
+    if given.model is not None:
+        model = given.model
     if given.connect is None:
-        agree_to_copy(given.model if given.model is not None else session.model, chat=True)
+        agree_to_copy(model, chat=True)
     if given.model is not None:
         session = store.set_model(session.id, given.model)
     if given.system is not None:

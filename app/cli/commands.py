@@ -85,7 +85,9 @@ class _LazyGroup(click.Group):
         if self._is_run_without_prompt(ctx, args):
             args = ["chat", *args[1:]]
         command = self._implied_command(ctx, args)
-        return super().parse_args(ctx, [command, *args] if command else args)
+        if command is not None:
+            args = [command, *args]
+        return super().parse_args(ctx, args)
 
     def _is_run_without_prompt(self, ctx: click.Context, args: list[str]) -> bool:
         """Return whether `run` is called on a terminal with nothing but options of the chat."""
@@ -127,9 +129,9 @@ class _LazyGroup(click.Group):
         run_takes = name == "-" or _takes(run, name)
         if not run_takes and not _takes(chat, name):
             return None
-        if not _on_a_terminal():
+        if not _on_a_terminal() or (run_takes and not self._chat_takes(ctx, args)):
             return "run"
-        return "chat" if not run_takes or self._chat_takes(ctx, args) else "run"
+        return "chat"
 
     def _own_options(self, ctx: click.Context) -> list[str]:
         return [name for param in self.get_params(ctx) for name in param.opts]
@@ -138,8 +140,9 @@ class _LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not ctx.resilient_parsing and not args[0].startswith("-") and args[0] not in _COMMANDS:
-            near = meant(args[0], _COMMANDS)
-            hint = f"did you mean {near}?" if near else "`headrace run PROMPT` answers a prompt"
+            hint = "`headrace run PROMPT` answers a prompt"
+            if near := meant(args[0], _COMMANDS):
+                hint = f"did you mean {near}?"
             raise UsageError(f"no such command {args[0]!r:.80}", f"`headrace --help` lists the commands; {hint}")
         return super().resolve_command(ctx, args)
 
@@ -221,15 +224,17 @@ def _name_numbers(command: click.Command) -> None:
     for param in command.params:
         if param.metavar is None and isinstance(param, click.Option) and not param.is_flag:
             param.metavar = _NUMBERS.get(param.type.name)
-    for subcommand in command.commands.values() if isinstance(command, click.Group) else ():
-        _name_numbers(subcommand)
+    if isinstance(command, click.Group):
+        for subcommand in command.commands.values():
+            _name_numbers(subcommand)
 
 
 def _takes(command: click.Command, option: str) -> bool:
     """Return whether the command has the option; a short one may carry its value."""
-    option = f"--{own_option(option[2:])}" if option.startswith("--") else option
     names = {name for param in command.params if isinstance(param, click.Option) for name in param.opts}
-    return option in names or (not option.startswith("--") and option[:2] in names)
+    if option.startswith("--"):
+        return f"--{own_option(option[2:])}" in names
+    return option[:2] in names
 
 
 def run_command_line() -> int:
@@ -251,7 +256,9 @@ def run_command_line() -> int:
         click.echo(error.format_message())
         return 2
     except click.UsageError as error:
-        command = error.ctx.command_path if error.ctx else PROGRAM
+        command = PROGRAM
+        if error.ctx is not None:
+            command = error.ctx.command_path
         _complain(_click_text(error), f"`{command} --help` shows the options")
         return error.exit_code
     except click.ClickException as error:

@@ -83,12 +83,13 @@ def prompt_files(_ctx: click.Context, _param: click.Parameter, incomplete: str) 
         matching = sorted(path for path in Path(folder + slash or ".").iterdir() if path.name.startswith(start))
     except OSError:
         return []
-    return [CompletionItem(f"@{folder}{slash}{path.name}{'/' if path.is_dir() else ''}") for path in matching]
+    names = [f"{path.name}/" if path.is_dir() else path.name for path in matching]
+    return [CompletionItem(f"@{folder}{slash}{name}") for name in names]
 
 
 def session_ids(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete stored conversations: `last` and their ids, the last used first."""
-    from headrace.app.output.sanitise import sanitise
+    from headrace.app.output.sanitise import safe_line
     from headrace.app.sessions.store import SessionStore, database_path
 
     if not database_path().exists():
@@ -98,7 +99,7 @@ def session_ids(_ctx: click.Context, _param: click.Parameter, incomplete: str) -
             titles = {entry.session.id: entry.session.title for entry in store.sessions()}
     except (HeadraceError, OSError):
         return []
-    helps = {"last": "the last used one"} | {name: " ".join(sanitise(title).split()) for name, title in titles.items()}
+    helps = {"last": "the last used one"} | {name: safe_line(title) for name, title in titles.items()}
     return [CompletionItem(name, help=text or None) for name, text in helps.items() if name.startswith(incomplete)]
 
 
@@ -159,11 +160,11 @@ class _WholeWords(ShellComplete):
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
         items = super().get_completions(args, incomplete)
         name, equals, _ = incomplete.partition("=")
-        if not (equals and name.startswith("-")):
-            return items
-        return [
-            CompletionItem(f"{name}={item.value}", help=item.help) if item.type == _PLAIN else item for item in items
-        ]
+        if equals and name.startswith("-"):
+            for item in items:
+                if item.type == _PLAIN:
+                    item.value = f"{name}={item.value}"
+        return items
 
 
 class Zsh(_WholeWords, ZshComplete):

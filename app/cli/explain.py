@@ -26,21 +26,31 @@ def _names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> lis
 @json_option
 def explain(name: tuple[str, ...], as_json: bool) -> None:
     """Explain the figure NAME: its meaning, formula and good values. Without NAME, lists the figures."""
-    explained = [explanation(" ".join(name))] if name else list(explanations())
+    if name:
+        figure = explanation(" ".join(name))
+        if as_json:
+            print_json(_document(figure))
+        else:
+            say(_text(figure))
+        return
+    figures = explanations()
     if as_json:
-        documents = [{key: value for key, value in asdict(each).items() if key != "sections"} for each in explained]
-        print_json(documents[0] if name else documents)
-    elif name:
-        say(_text(explained[0]))
+        print_json([_document(figure) for figure in figures])
     else:
-        width = max(len(each.name) for each in explained) + 2
-        say("\n".join(_wrapped(f"{each.name:<{width}}", each.sentence) for each in explained))
+        width = max(len(figure.name) for figure in figures) + 2
+        say("\n".join(_wrapped(f"{figure.name:<{width}}", figure.sentence) for figure in figures))
 
 
-def _text(each: Explanation) -> str:
-    also = f" ({', '.join(each.aliases)})" if each.aliases else ""
-    rows = [_wrapped(f"{title:<15}", getattr(each, field)) for field, title in FIELDS]  # the longest title has 13
-    return "\n".join([_wrapped("", f"{each.name}{also}"), fill(each.sentence, _COLUMNS), *rows])
+def _document(figure: Explanation) -> dict[str, object]:
+    return {key: value for key, value in asdict(figure).items() if key != "sections"}
+
+
+def _text(figure: Explanation) -> str:
+    name = figure.name
+    if figure.aliases:
+        name += f" ({', '.join(figure.aliases)})"
+    rows = [_wrapped(f"{title:<15}", getattr(figure, field)) for field, title in FIELDS]  # the longest title has 13
+    return "\n".join([_wrapped("", name), fill(figure.sentence, _COLUMNS), *rows])
 
 
 def _wrapped(label: str, text: str) -> str:

@@ -174,12 +174,14 @@ def hosts_options(command: CommandFunction) -> CommandFunction:
     def with_choice(hosts: str | None, split: str | None, **arguments: Any) -> object:
         if hosts is None and split is not None:
             raise UsageError("--split needs --hosts")
+        choice = None
         if hosts is not None:
+            choice = HostsChoice(hosts, split or "auto")
             for model in arguments.get("models") or [arguments.get("model")]:
                 if model is None and _continues_session(arguments):
                     continue  # the settings' model is not used; `load_on_hosts` checks the session's
                 _refuse_adapter(model)
-        return command(hosts=None if hosts is None else HostsChoice(hosts, split or "auto"), **arguments)
+        return command(hosts=choice, **arguments)
 
     split = click.option(
         "--split",

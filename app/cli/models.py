@@ -6,7 +6,6 @@ command prints the document as it is; `show` without it prints `_rows` of the sa
 Guard: tests/app/cli/test_models.py.
 """
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -19,9 +18,9 @@ from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.completion import installed_names, model_names
 from headrace.app.cli.load_for_answers import agree_to_copy
 from headrace.app.cli.model_options import json_option
-from headrace.app.cli.say import confirm, print_json, say
+from headrace.app.cli.say import confirm, dimmed, print_json, say
 from headrace.app.model_info.chat_facts import chat_line
-from headrace.app.model_info.kv_fits import fits_short, fits_text, usable_memory
+from headrace.app.model_info.kv_fits import NOTHING, fits_short, fits_text, usable_memory
 from headrace.app.model_info.model_report import (
     MEMORY_CONTEXT,
     adapter_documents,
@@ -36,7 +35,6 @@ from headrace.app.output.document import Document
 from headrace.app.output.progress import drawn_progress
 from headrace.app.output.sanitise import sanitise
 from headrace.app.output.tables import Column, print_table
-from headrace.app.output.terminal import may_style
 from headrace.app.predict.recommend import recommended_uses
 from headrace.app.predict.uses import STAR, legend
 from headrace.models.registry.catalog import find, squashed
@@ -206,11 +204,15 @@ def _state(row: Document) -> str:
         return f"copy of {Path(copied).name}"
     if file := row.get("runs_from"):
         return f"runs {Path(file).name}"
-    return "installed" if row["installed"] else ""
+    if row["installed"]:
+        return "installed"
+    return ""
 
 
 def _size(row: Document) -> str:
-    return format_bytes(row["disk_bytes"] if row["installed"] else row["download_bytes"])
+    if row["installed"]:
+        return format_bytes(row["disk_bytes"])
+    return format_bytes(row["download_bytes"])
 
 
 @models.command()
@@ -235,8 +237,9 @@ def pull(
     with drawn_progress(quiet=quiet) as progress:
         model = resolve(name, progress=progress, refresh=True, opened=opened)
         if quantize is not None:
-            group = _GROUP_SIZE if group_size is None else group_size
-            model = _keep_quantized(model, quantize, group, kept_as, progress)
+            if group_size is None:
+                group_size = _GROUP_SIZE
+            model = _keep_quantized(model, quantize, group_size, kept_as, progress)
     if as_json:
         print_json(checkpoint_document(model, usable_memory()))
     elif not quiet:
@@ -256,7 +259,7 @@ def show(name: str | None, as_json: bool) -> None:
         print_json(document)
         return
     for label, text in _rows(document):
-        click.echo(f"{_dimmed(label.ljust(_LABEL))}{_clean(text)}")
+        click.echo(f"{dimmed(label.ljust(_LABEL))}{_clean(text)}")
 
 
 @models.command()
@@ -287,7 +290,9 @@ def rm(name: str, yes: bool) -> None:
         entry = installed_name(name, store)
         files = _unshared_files(store, entry)
         stored = directory_bytes(store.root / entry)
-    cached = 0 if files is None else cached_bytes(files)
+    cached = 0
+    if files is not None:
+        cached = cached_bytes(files)
 
     if not yes:
         size = format_bytes(stored + cached)
@@ -325,9 +330,9 @@ def _unshared_files(store: Store, entry: str) -> CachedFiles | None:
         model = store.get(entry)
     except CheckpointError:  # a broken entry can still be removed
         return None
-    if model is None or model.cached_files is None:
+    if model is None or model.cached_files is None or _models_with(store, model.cached_files, entry):
         return None
-    return None if _models_with(store, model.cached_files, entry) else model.cached_files
+    return model.cached_files
 
 
 def _models_with(store: Store, files: CachedFiles, entry: str) -> list[str]:
@@ -353,7 +358,9 @@ def _document(name: str | None) -> Document:
     """Return the headers' facts of an installed or local model or of one on the hub, the catalog's of any other."""
     store = Store()
     usable = usable_memory()
-    source = None if name is None else find_source(name, store)
+    source = None
+    if name is not None:
+        source = find_source(name, store)
     if isinstance(source, LocalGGUF) and find_copy(source.path, store) is None:
         return gguf_document(source.path, usable)
     if isinstance(source, CatalogName) and store.get(source.name) is None:
@@ -399,7 +406,9 @@ def _rows(document: Document) -> list[tuple[str, str]]:
     if document["kv_bytes_per_token"] is not None:
         rows.append(("KV cache", f"{format_bytes(document['kv_bytes_per_token'])} a token, in half precision"))
     if fits := fits_text(document["context_fits"], document["context"]):
-        rows.append(("Fits now", "nothing" if fits == "nothing" else f"{fits} tokens of context"))
+        if fits != NOTHING:
+            fits += " tokens of context"
+        rows.append(("Fits now", fits))
     if document["memory_bytes"] is not None:
         context = _tokens(document["memory_context"])
         rows.append(("Memory", f"{format_bytes(document['memory_bytes'])} with {context} tokens of context"))
@@ -484,15 +493,13 @@ def _quality_rows(figures: object) -> list[tuple[str, str]]:
 
 def _tokens(count: int) -> str:
     """Return a number of tokens; a multiple of 1,024 in the form `8k`."""
-    return f"{count // 1024}k" if count >= 1024 and count % 1024 == 0 else str(count)
+    if count >= 1024 and count % 1024 == 0:
+        return f"{count // 1024}k"
+    return str(count)
 
 
 def _or_dash(value: T | None, text: Callable[[T], str]) -> str:
     return "-" if value is None else text(value)
-
-
-def _dimmed(text: str) -> str:
-    return click.style(text, dim=True) if may_style(sys.stdout) else text
 
 
 def _clean(text: str) -> str:
@@ -509,7 +516,9 @@ def verify(name: str | None, as_json: bool) -> None:
     NAME: one model [all]. Exit code 1 on damage.
     """
     store = Store()
-    names = [installed_name(name, store)] if name is not None else list(store.names())
+    names = store.names()
+    if name is not None:
+        names = [installed_name(name, store)]
     rows = []
     for entry in names:
         with drawn_progress() as progress:
@@ -539,7 +548,10 @@ def _verified(store: Store, name: str, progress: Progress) -> _Verified:
         return _Verified(name, path, "unrecorded")
     problems = content_problems(model.path, files, progress)
     size = sum(entry["bytes"] for entry in files.values())
-    return _Verified(name, path, "damaged" if problems else "whole", len(files), size, problems)
+    state: Literal["whole", "damaged"] = "whole"
+    if problems:
+        state = "damaged"
+    return _Verified(name, path, state, len(files), size, problems)
 
 
 def _verified_line(row: _Verified) -> str:

@@ -120,7 +120,9 @@ def _document(given: PredictOptions) -> dict[str, object]:
     counts = parse_counts(given.contexts, "--context")
     if given.hosts is not None or given.link is not None:
         return _hosts_document(given, counts)
-    users = None if given.users is None else _users(given.users, counts, explain=given.explain)
+    users = None
+    if given.users is not None:
+        users = _users(given.users, counts, explain=given.explain)
     if given.acceptance is not None:
         _check_acceptance(given.acceptance, counts, other=given.explain or users is not None)
     settings = load_settings()

@@ -9,6 +9,7 @@ import click
 
 from headrace.app.output.document import json_text
 from headrace.app.output.sanitise import sanitise
+from headrace.app.output.terminal import may_style
 from headrace.runtime.errors import HeadraceError, UsageError
 
 
@@ -26,6 +27,13 @@ def confirm(question: str, action: str) -> None:
         raise UsageError(f"cannot ask before {action}: stdin is no terminal", "--yes does not ask")
     if not click.confirm(question, err=True):
         raise HeadraceError("nothing was removed")
+
+
+def dimmed(text: str, *, err: bool = False) -> str:
+    """Return `text` in a dim style, where the stream's terminal has styles."""
+    if not may_style(sys.stderr if err else sys.stdout):
+        return text
+    return click.style(text, dim=True)
 
 
 def print_json(document: object) -> None:

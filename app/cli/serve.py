@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -67,7 +67,9 @@ class ServeArguments:
     @property
     def first_model(self) -> str | None:
         """The model to load at the start; None for the default."""
-        return self.models[0] if self.model is None and self.models else self.model
+        if self.model is None and self.models:
+            return self.models[0]
+        return self.model
 
     def rules(self) -> "Rules":
         """Return the rules of access. Raises UsageError for an address without a key that others reach."""
@@ -145,12 +147,17 @@ def serve(arguments: ServeArguments) -> int:
 
         listening = listening_socket(arguments.host, arguments.port)
         url = _url(arguments.host, listening.getsockname()[1])
-        log = (lambda _: None) if arguments.quiet else _log
+        log: Callable[[str], None] = _log
+        if arguments.quiet:
+            log = _log_nothing
+        served = arguments.models
+        if spec.hosts is not None:  # ranks load one model
+            served = ()
         options = ServerOptions(
             rules,
             settings.sampling,
             frozenset(arguments.aliases),
-            arguments.models if spec.hosts is None else (),
+            served,
             arguments.queue,
             grace_s=arguments.grace,
             idle_unload_s=arguments.idle_unload,
@@ -181,7 +188,9 @@ def _announce(url: str, progress: "StageProgress", first_pass: "FirstPassLog", e
         first_pass.add(event.seconds)
     elif isinstance(event, Damaged | Died) or (isinstance(event, Failed) and event.id is None):
         progress.clear()
-        hint = "it is started again" if isinstance(event, Died) else event.hint
+        hint: str | None = "it is started again"
+        if not isinstance(event, Died):
+            hint = event.hint
         say(f"headrace: {one_line(event.message, hint)}", err=True)
 
 
@@ -213,9 +222,14 @@ def _check_installed(names: Iterable[str]) -> None:
 
 
 def _url(host: str, port: int) -> str:
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}/v1"
+    if ":" in host:
+        host = f"[{host}]"
+    return f"http://{host}:{port}/v1"
 
 
 def _log(line: str) -> None:
     say(line, err=True)
+
+
+def _log_nothing(_: str) -> None:
+    pass

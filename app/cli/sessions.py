@@ -19,7 +19,7 @@ from headrace.app.cli.model_options import json_option
 from headrace.app.cli.say import confirm, print_json
 from headrace.app.output.document import json_text
 from headrace.app.output.output_file import write_output
-from headrace.app.output.sanitise import sanitise
+from headrace.app.output.sanitise import safe_line
 from headrace.app.output.tables import Column, print_table
 from headrace.app.sessions.examine import Examination, examine
 from headrace.app.sessions.export import page, to_document
@@ -53,8 +53,8 @@ def list_sessions(limit: int | None, as_json: bool) -> None:
         Column("", [entry.session.id for entry in entries], right=False),
         Column("", [_when(entry.session.updated_at) for entry in entries], leaves=2),
         Column("", [str(entry.messages) for entry in entries], leaves=3),
-        Column("", [_one_line(entry.title) for entry in entries], right=False, least=16),
-        Column("", [_one_line(entry.session.model or "") for entry in entries], leaves=1, right=False),
+        Column("", [safe_line(entry.title) for entry in entries], right=False, least=16),
+        Column("", [safe_line(entry.session.model or "") for entry in entries], leaves=1, right=False),
     ]
     print_table(columns, header=False)
 
@@ -64,7 +64,10 @@ def list_sessions(limit: int | None, as_json: bool) -> None:
 @json_option
 def show(session: str, as_json: bool) -> None:
     """Print the conversation SESSION as Markdown."""
-    _export(session, "json" if as_json else "markdown", None)
+    form = "markdown"
+    if as_json:
+        form = "json"
+    _export(session, form, None)
 
 
 @sessions.command()
@@ -88,7 +91,9 @@ def export(session: str, form: str, output: Path | None, force: bool, as_json: b
     """
     if output is not None and output.exists() and not force:
         raise UsageError(f"{output} exists already", "--force overwrites it")
-    _export(session, "json" if as_json else form, output)
+    if as_json:
+        form = "json"
+    _export(session, form, output)
 
 
 @sessions.command()
@@ -102,7 +107,7 @@ def rename(session: str, title: str, as_json: bool) -> None:
     if as_json:
         print_json(asdict(renamed))
     else:
-        click.echo(f"{renamed.id} renamed to {_one_line(renamed.title)}")
+        click.echo(f"{renamed.id} renamed to {safe_line(renamed.title)}")
 
 
 @sessions.command()
@@ -114,7 +119,7 @@ def rm(session: str, yes: bool, as_json: bool) -> None:
     with closing(SessionStore()) as store:
         entry = store.find(session)
         if not yes:
-            confirm(f"Delete {entry.id} ({_one_line(entry.title)})?", f"deleting {entry.id}")
+            confirm(f"Delete {entry.id} ({safe_line(entry.title)})?", f"deleting {entry.id}")
         store.delete(entry.id)
     delete_kv_cache()
     if as_json:
@@ -138,7 +143,7 @@ def search(words: tuple[str, ...], limit: int, as_json: bool) -> None:
         print_json([asdict(hit) for hit in hits])
         return
     for hit in hits:
-        click.echo(f"{hit.session_id}  {_when(hit.created_at)}  {hit.role:<9}  {_one_line(hit.snippet)}")
+        click.echo(f"{hit.session_id}  {_when(hit.created_at)}  {hit.role:<9}  {safe_line(hit.snippet)}")
     if not hits:
         raise SessionError("nothing found")
 
@@ -196,12 +201,12 @@ def _damage_document(examination: Examination) -> dict[str, object]:
 
 
 def _damage_lines(examination: Examination) -> Iterator[str]:
-    yield from map(_one_line, examination.problems)
+    yield from map(safe_line, examination.problems)
     for readable in examination.sessions:
         if readable.session.damaged:
-            yield f"session {_one_line(readable.session.id)}: {', '.join(readable.session.damaged)} damaged"
+            yield f"session {safe_line(readable.session.id)}: {', '.join(readable.session.damaged)} damaged"
     for session, message in _damaged_messages(examination):
-        yield f"session {_one_line(session)}, message {message.id}: {', '.join(message.damaged)} damaged"
+        yield f"session {safe_line(session)}, message {message.id}: {', '.join(message.damaged)} damaged"
 
 
 def _damaged_messages(examination: Examination) -> list[tuple[str, Message]]:
@@ -230,10 +235,6 @@ def _export(name: str, form: str, output: Path | None) -> None:
         click.echo(text, nl=False)
         return
     write_output(output, text)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(sanitise(text).split())
 
 
 def _when(seconds: float) -> str:

@@ -76,7 +76,9 @@ def verify(given: VerifyArguments) -> int:
     spec = replace(given.load.spec(settings), context=None, hosts=None)
     load = partial(load_noted, resolved, spec)
     plan = VerifyPlan(given.tokens, given.sequences, given.seed)
-    loaded = None if given.server else load_noted(resolved, replace(spec, hosts=hosts))
+    loaded = None
+    if not given.server:
+        loaded = load_noted(resolved, replace(spec, hosts=hosts))
     if hosts is not None:
         try:
             here = load()

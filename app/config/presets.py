@@ -59,7 +59,9 @@ def save_preset(name: str, preset: Preset, path: Path | None = None) -> None:
     """Store a preset in place of one of the same name. Raises UsageError."""
     if not name.strip() or len(name) > _LONGEST_NAME or not name.isprintable():
         raise UsageError(f"a preset's name must have 1 to {_LONGEST_NAME} printable characters")
-    table = {"system": preset.system} if preset.system else {}
+    table = {}
+    if preset.system:
+        table["system"] = preset.system
     table |= AnswerOptions.read(preset.sampling).stored()
     _change(path or presets_path(), lambda document: document.update({name: table}))
 

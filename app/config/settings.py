@@ -133,7 +133,10 @@ def default_text() -> str:
     """Return the settings file with every setting at its default, documented."""
     lines = ["# headrace settings. Missing and commented-out settings have the default shown."]
     for name, section in _SECTIONS.items():
-        lines += ["", f"# {_SAMPLING_DOC if section is AnswerOptions else section.__doc__}", f"[{name}]"]
+        doc = section.__doc__
+        if section is AnswerOptions:
+            doc = _SAMPLING_DOC
+        lines += ["", f"# {doc}", f"[{name}]"]
         defaults = section()
         for key, row in _rows(section).items():
             default = getattr(defaults, key)

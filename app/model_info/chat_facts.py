@@ -61,7 +61,9 @@ def chat_line(facts: dict[str, Any] | None) -> str:
     """Return the facts as one line."""
     if facts is None:
         return "no template that can be rendered: `run --raw` continues a text"
-    offered = "tools" if facts["tools"] else "tools in a text of headrace's"
+    offered = "tools"
+    if not facts["tools"]:
+        offered = "tools in a text of headrace's"
     form = {"generic": "as plain JSON", "its own": "in its own form"}.get(facts["calls"], f"in {facts['calls']} form")
     thinking = "does not think"
     if facts["thinking"]:

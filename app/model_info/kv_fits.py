@@ -18,6 +18,10 @@ Fits = dict[str, int]
 """Tokens by format name, up to the model's limit; 0 if the weights do not fit."""
 
 
+NOTHING = "nothing"
+"""Text of `fits_text` where no context fits."""
+
+
 def kv_fits(shape: "StepShape", usable: int | None, *, packs: bool) -> Fits | None:
     """Return the context that fits into `usable` bytes; None if `usable` is unknown.
 
@@ -27,13 +31,12 @@ def kv_fits(shape: "StepShape", usable: int | None, *, packs: bool) -> Fits | No
         return None
     from headrace.models.cost.costs import working_memory
     from headrace.runtime import ops
-    from headrace.runtime.metrics.cost import longest_context
 
-    room = usable - shape.resident_bytes - working_memory(shape) - shape.state_bytes
+    room = usable - shape.resident_bytes - working_memory(shape)
     formats: Sequence[KVFormat] = (FLOAT16,)
     if packs and ops.select().supports_packed(shape.head_dim):
         formats = FORMATS
-    return {kind.name: longest_context(shape.with_kv(kind).kv, room, shape.context_length) for kind in formats}
+    return {kind.name: shape.with_kv(kind).cost.longest_context(room, shape.context_length) for kind in formats}
 
 
 def usable_memory() -> int | None:
@@ -41,7 +44,9 @@ def usable_memory() -> int | None:
     from headrace.runtime.machine.memory import budget
 
     memory = budget()
-    return memory.usable if memory else None
+    if memory is None:
+        return None
+    return memory.usable
 
 
 def fits_text(fits: Mapping[str, int] | None, limit: int | None) -> str:
@@ -49,7 +54,7 @@ def fits_text(fits: Mapping[str, int] | None, limit: int | None) -> str:
     if not fits:
         return ""
     if not any(fits.values()):
-        return "nothing"
+        return NOTHING
     if fits[FLOAT16.name] == limit:
         return f"all {limit:,}"
     parts = []
@@ -68,7 +73,9 @@ def fits_short(fits: Mapping[str, int] | None, limit: int | None) -> str:
 
 
 def _short_count(tokens: int) -> str:
-    return f"{tokens >> 10}k" if tokens >= 1024 else str(tokens)
+    if tokens >= 1024:
+        return f"{tokens >> 10}k"
+    return str(tokens)
 
 
 def _telling(fits: Mapping[str, int], limit: int | None) -> list[tuple[str, int]]:

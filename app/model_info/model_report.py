@@ -62,7 +62,9 @@ def overview(store: Store, usable: int | None = None) -> list[Document]:
             problem = f"{INCOMPLETE}; `headrace models rm {name}` removes it"
         if model is not None:
             row = _installed(model, catalog.get(name), usable)
-            rows.append(row if problem is None else row | {"problem": problem})
+            if problem is not None:
+                row["problem"] = problem
+            rows.append(row)
     names = {row["name"] for row in rows}
     return rows + [_available(entry, usable) for name, entry in catalog.items() if name not in names]
 
@@ -105,7 +107,7 @@ def _outside(name: str, path: Path) -> Document:
         "installed": False,
         "default": False,
         "path": str(path),
-        "disk_bytes": _disk_bytes(path) if path.is_dir() else _file_bytes(path),
+        "disk_bytes": _disk_bytes(path),
         "memory_context": None,
         "memory_bytes": None,
         "context": None,
@@ -118,7 +120,10 @@ def _outside(name: str, path: Path) -> Document:
 def catalog_document(entry: CatalogEntry, usable: int | None = None) -> Document:
     """Return the catalog's facts of a model that is not installed. usable: as for `overview`."""
     source = entry.source
-    origin = f"{source.repo} on the hub" if isinstance(source, HubId) else f"the package {source.requirement}"
+    if isinstance(source, HubId):
+        origin = f"{source.repo} on the hub"
+    else:
+        origin = f"the package {source.requirement}"
     return {
         **_available(entry, usable),
         "origin": origin,
@@ -206,6 +211,11 @@ def checkpoint_document(model: ResolvedModel, usable: int | None = None) -> Docu
             cost = network.cost
     context = context_length(checkpoint)
     cached = min(MEMORY_CONTEXT, context)
+    of_step: Document = dict.fromkeys(("weight_bytes_per_step", "kv_bytes_per_token", "bytes_per_step"))
+    if cost is not None:
+        of_step["weight_bytes_per_step"] = cost.weight_bytes
+        of_step["kv_bytes_per_token"] = cost.kv_bytes_per_token
+        of_step["bytes_per_step"] = cost.step_bytes(cached)
     return {
         "name": model.name,
         "installed": True,
@@ -227,9 +237,7 @@ def checkpoint_document(model: ResolvedModel, usable: int | None = None) -> Docu
         "weight_bytes": checkpoint.nbytes,
         "disk_bytes": _disk_bytes(model.path),
         "tensors": len(checkpoint.tensors),
-        "weight_bytes_per_step": cost.weight_bytes if cost is not None else None,
-        "kv_bytes_per_token": cost.kv_bytes_per_token if cost is not None else None,
-        "bytes_per_step": cost.step_bytes(cached) if cost is not None else None,
+        **of_step,
         "memory_context": cached,
         "memory_bytes": _memory(checkpoint, cost, cached),
         "context_fits": _fits(checkpoint, cost, context, usable, network),
@@ -292,9 +300,9 @@ def quantization_document(checkpoint: Checkpoint) -> Document:
 def _format_in_list(checkpoint: Checkpoint) -> str | None:
     """Return the most common format, or the mean bits of a checkpoint with bits chosen for each projection."""
     chosen = (checkpoint.origin or {}).get("quantized_here")
-    bits = chosen.get("bits_per_weight") if isinstance(chosen, dict) else None
-    if isinstance(bits, float):
-        return f"{bits:.2f} bits, mixed"
+    match chosen:
+        case {"bits_per_weight": float(bits)}:
+            return f"{bits:.2f} bits, mixed"
     return next(iter(quantization_document(checkpoint)["formats"]), None)
 
 
@@ -353,7 +361,9 @@ def _installed(model: StoredModel, entry: CatalogEntry | None, usable: int | Non
     if is_linked(model):
         file = next(iter(model.origin["gguf"]))
         link = model.path / file
-        document["runs_from"] = str(link.readlink() if link.is_symlink() else link)
+        if link.is_symlink():
+            link = link.readlink()
+        document["runs_from"] = str(link)
     else:
         document["copy_of"] = copied_file(model)
 
@@ -432,14 +442,11 @@ def _fits(
     return {name: max(0, each.longest_context(room, context)) for name, each in costs.items()}
 
 
-def _file_bytes(path: Path) -> int:
-    """Return the bytes of a file and of the other parts of a split model."""
-    return sum(part.stat().st_size for part in parts_of(path))
-
-
 def _disk_bytes(path: Path) -> int:
-    """Return a model's bytes on disk, including the targets of a hub snapshot's links."""
-    if not path.is_dir():  # a broken link, too
+    """Return a model's bytes on disk: of a file with all its parts, of a folder with the targets of its links."""
+    if path.is_file():
+        return sum(part.stat().st_size for part in parts_of(path))
+    if not path.is_dir():  # a broken link
         return path.lstat().st_size
     links = sum(file.stat().st_size for file in path.iterdir() if file.is_symlink() and file.exists())
     return links + directory_bytes(path)

@@ -44,7 +44,9 @@ def explanation(name: str) -> Explanation:
     if (heading := names.get(_plain(name))) is not None:
         return heading
     near = list(dict.fromkeys(names[match].name for match in get_close_matches(_plain(name), names, n=3)))
-    hint = f"did you mean {' or '.join(near)}?" if near else "`headrace explain` lists the figures"
+    hint = "`headrace explain` lists the figures"
+    if near:
+        hint = f"did you mean {' or '.join(near)}?"
     raise UsageError(f"no figure called {name!r:.80}", hint)
 
 

@@ -21,7 +21,10 @@ def check_output(path: Path, option: str) -> None:
         raise UsageError(f"{option} {path} is a directory", "give a file name")
     if not path.parent.is_dir():
         raise UsageError(f"{option} {path}: no directory {path.parent}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    written = path
+    if not path.exists():
+        written = path.parent
+    if not os.access(written, os.W_OK):
         raise UsageError(f"{option} {path} cannot be written")
 
 
@@ -38,5 +41,7 @@ def write_output(path: Path, text: str) -> None:
         else:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     except OSError as error:
-        kind = HeadraceError if error.errno in _DISK else UsageError
-        raise kind(f"{path} cannot be written: {error.strerror or error}") from None
+        text = f"{path} cannot be written: {error.strerror or error}"
+        if error.errno in _DISK:
+            raise HeadraceError(text) from None
+        raise UsageError(text) from None

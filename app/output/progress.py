@@ -79,7 +79,9 @@ def stage_progress(*, quiet: bool = False, log_after_s: float = 0.0) -> StagePro
     """
     if quiet:
         return StageProgress()
-    return _Drawing() if can_redraw(sys.stderr) else _Log(log_after_s)
+    if can_redraw(sys.stderr):
+        return _Drawing()
+    return _Log(log_after_s)
 
 
 @contextmanager

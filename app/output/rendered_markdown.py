@@ -91,7 +91,9 @@ class MarkdownOutput:
         """Replace the growing lines on the screen by finished ones, and draw the growing ones of now."""
         columns = shutil.get_terminal_size().columns
         rows = sum(max(1, ceil(line.cells / columns)) for line in self._drawn)  # a narrowed window has wrapped them
-        erased = f"\x1b[{rows}A\r\x1b[J" if rows else ""
+        erased = ""
+        if rows:
+            erased = f"\x1b[{rows}A\r\x1b[J"
         self._append(erased + "".join(f"{line.text}\n" for line in [*finished, *growing]))
         self._drawn = growing
 
@@ -104,7 +106,9 @@ def rendered_lines(source: str, width: int) -> list[RenderedLine]:
     lines: list[RenderedLine] = []
     for block in blocks_of(source):
         drawn = _block_lines(block, width)
-        lines += [BLANK, *drawn] if lines and drawn else drawn
+        if lines and drawn:
+            lines.append(BLANK)
+        lines += drawn
     return lines
 
 
@@ -134,7 +138,9 @@ def _block_lines(source: str, width: int) -> list[RenderedLine]:
             made.print(Segments(stripped), end="", soft_wrap=True)
         lines.append(RenderedLine(captured.get(), Segment.get_line_length(stripped)))
     filled = [index for index, line in enumerate(lines) if line.cells]
-    return lines[filled[0] : filled[-1] + 1] if filled else []
+    if not filled:
+        return []
+    return lines[filled[0] : filled[-1] + 1]
 
 
 def _as_text(tokens: list["Token"]) -> list["Token"]:

@@ -111,6 +111,11 @@ def sanitise(text: str) -> str:
     return Sanitiser().feed(text)
 
 
+def safe_line(text: str) -> str:
+    """Return a text sanitised and on one line: a space in place of all white space between two words."""
+    return " ".join(sanitise(text).split())
+
+
 def _visible(char: str) -> str:
     code = ord(char[0])
     if char[0] == "\r":

@@ -53,7 +53,9 @@ class Column:
 
     @property
     def narrowest(self) -> int:
-        return self.width if self.least is None else min(self.width, self.least)
+        if self.least is None:
+            return self.width
+        return min(self.width, self.least)
 
 
 def table_lines(
@@ -141,7 +143,10 @@ def _line(cells: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int
         if column.least is not None:
             text.truncate(width, overflow="ellipsis")
         space = " " * (width - text.cell_len)
-        padded.append(Text.assemble(space, text) if column.right else Text.assemble(text, space))
+        if column.right:
+            padded.append(Text.assemble(space, text))
+        else:
+            padded.append(Text.assemble(text, space))
     line = Text(style=style)
     line.append_text(Text(" " * _GAP).join(padded))
     line.rstrip()
@@ -150,7 +155,9 @@ def _line(cells: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int
 
 def _shown(cell: Cell) -> Cell:
     """Return a cell's sanitised text on one line."""
-    return sanitise(cell).replace("\n", " ") if isinstance(cell, str) else cell
+    if isinstance(cell, str):
+        return sanitise(cell).replace("\n", " ")
+    return cell
 
 
 def _total(widths: Sequence[int]) -> int:

@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
 
 from headrace.app.output.sanitise import sanitise
 
@@ -37,10 +37,14 @@ def console(*, stderr: bool = False) -> "Console":
             for segment in super().render(renderable, options):
                 yield segment if segment.control else segment._replace(text=sanitise(segment.text))
 
-    styled = may_style(sys.stderr if stderr else sys.stdout)
-    return Sanitised(stderr=stderr, highlight=False, markup=False, color_system="auto" if styled else None)
+    colours: Literal["auto"] | None = None
+    if may_style(sys.stderr if stderr else sys.stdout):
+        colours = "auto"
+    return Sanitised(stderr=stderr, highlight=False, markup=False, color_system=colours)
 
 
 def table_width(stream: TextIO) -> int | None:
     """Return the terminal's columns; None in pipes and files."""
-    return shutil.get_terminal_size().columns if stream.isatty() else None
+    if not stream.isatty():
+        return None
+    return shutil.get_terminal_size().columns

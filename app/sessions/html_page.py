@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from headrace.app.answer.answer_steps import AnswerSteps, StepText
 from headrace.app.output.markdown_parser import parser
-from headrace.app.output.sanitise import sanitise
+from headrace.app.output.sanitise import safe_line, sanitise
 from headrace.app.sessions.records import Message, Session
 from headrace.runtime.config.paths import ASSETS
 from headrace.runtime.metrics.telemetry import Percentiles
@@ -83,7 +83,7 @@ def to_html(session: Session, branch: Sequence[Message], steps_of: StepsOf, *, f
     """Return the page of a branch. facts: a line on the session. made: facts of an answer, safe to print."""
     pages = Environment(loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     messages = [_message(message, steps_of, made) for message in branch]
-    title = " ".join(sanitise(session.title).split()) or "Untitled"
+    title = safe_line(session.title) or "Untitled"
     return pages.get_template("conversation.html").render(
         title=title, facts=facts, system=sanitise(session.system), messages=messages
     )
@@ -93,7 +93,7 @@ def _message(message: Message, steps_of: StepsOf, made: Made) -> dict[str, objec
     text = message.by_kind
     entry = {
         "role": message.role,
-        "attachments": [" ".join(sanitise(attachment.name).split()) for attachment in message.attachments],
+        "attachments": [safe_line(attachment.name) for attachment in message.attachments],
         "thinking": _rendered(text.thinking or ""),
         "body": None,
         "text": sanitise(text.content),

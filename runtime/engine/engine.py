@@ -84,6 +84,13 @@ class EngineLoad:
     pool_bytes: int = 0
     blocks: PoolStats | None = None
 
+    @property
+    def kv_share(self) -> float | None:
+        """Share of the K/V budget that is reserved; None without a budget."""
+        if not self.kv_room_bytes:
+            return None
+        return self.kv_used_bytes / self.kv_room_bytes
+
 
 class Engine:
     """Runs one network.

@@ -21,7 +21,7 @@ from headrace.app.bench.measure.setup import setup_line
 from headrace.app.bench.show.columns import results_table
 from headrace.app.bench.show.formats import explanation_line, labelled_lines, model_line, peak_line
 from headrace.app.bench.show.phrases import energy_line, label, profile_rows
-from headrace.app.output.sanitise import sanitise
+from headrace.app.output.sanitise import safe_line
 from headrace.app.output.tables import Column, print_apart, print_lines, table_lines
 from headrace.app.output.terminal import console, table_width
 from headrace.runtime.metrics.units import percent, speed_text
@@ -164,7 +164,7 @@ def show_history(history: History) -> None:
     if not sys.stdout.isatty():
         for run in runs:
             parts = (str(run.number), *_circumstances(run.document), ", ".join(_tests(run.document)))
-            print("\t".join(" ".join(sanitise(part).split()) for part in parts))
+            print("\t".join(safe_line(part) for part in parts))
         return
     screen = console()
     width = table_width(sys.stdout)

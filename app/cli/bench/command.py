@@ -21,7 +21,6 @@ from headrace.app.cli.completion import files
 from headrace.app.cli.load_for_answers import install_file
 from headrace.app.cli.model_options import json_option
 from headrace.app.cli.say import print_json, say
-from headrace.app.output.document import json_text
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
 
 if TYPE_CHECKING:
@@ -181,7 +180,7 @@ def _keep(document: "RunDocument", given: BenchOptions) -> HeadraceError | None:
             failed.append(error)
     for other in failed[1:]:
         say(f"headrace: {other}", err=True)
-    return failed[0] if failed else None
+    return next(iter(failed), None)
 
 
 def _history() -> "History":
@@ -290,11 +289,14 @@ def _print(
     table: prints the table.
     writers: return the other forms.
     """
-    form = form or ("table" if sys.stdout.isatty() else "md")
-    if form == "table":
+    if form is None and not sys.stdout.isatty():
+        form = "md"
+    if form in (None, "table"):
         table(document)
+    elif form == "json":
+        print_json(document)
     else:
-        say(json_text(document) if form == "json" else writers[form](document))
+        say(writers[form](document))
 
 
 def _measure_quality(ctx: click.Context, given: BenchOptions) -> int:
@@ -314,19 +316,27 @@ def _measure_quality(ctx: click.Context, given: BenchOptions) -> int:
         raise UsageError(f"--quality measures no speed: leave out {', '.join(others)}")
     if len(given.models) > 1:
         raise UsageError("--quality takes one model with -m", "--against names models to compare with it")
-    scored = parse_counts(given.generates, "-n") if "generates" in typed else [SCORED]
+    scored = [SCORED]
+    if "generates" in typed:
+        scored = parse_counts(given.generates, "-n")
     if len(scored) > 1 or scored[0] < 2:
         raise UsageError("with --quality, -n takes one number of tokens to score, 2 or more")
-    model = chosen_model(given.models[0] if given.models else None, load_settings())
+    depths = None
+    if "depths" in typed:
+        depths = parse_counts(given.depths, "-d")
+    formats = None
+    if given.kv is not None:
+        formats = [name.strip() for name in given.kv.split(",")]
+    model = chosen_model(next(iter(given.models), None), load_settings())
     for name in (model, *given.against):
         install_file(name)
     measured = run(
         QualityOptions(
             model=model,
-            kv=None if given.kv is None else [name.strip() for name in given.kv.split(",")],
+            kv=formats,
             coarse=given.activations in ("8", "auto"),
             against=given.against,
-            depths=parse_counts(given.depths, "-d") if "depths" in typed else None,
+            depths=depths,
             scored=scored[0],
             text=given.text,
             force=given.force,

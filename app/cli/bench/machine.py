@@ -81,8 +81,9 @@ class _MachineReport:
         from headrace.app.bench.measure.run import MeasureOptions, run
         from headrace.app.bench.show.live import live_view
 
-        # mlx-lm is compared on GPUs alone: MLX has no fast kernels for CPUs.
-        given = self._given if host.backend == "cpu" else replace(self._given, peers=("mlx-lm",))
+        given = self._given
+        if host.backend != "cpu":  # MLX has no fast kernels for CPUs: mlx-lm is compared on GPUs alone
+            given = replace(given, peers=("mlx-lm",))
         options = MeasureOptions(
             models=[name],
             tests=plan([PROMPT], [GENERATE], DEPTHS, combined=False, batches=[1], arrivals=[0]),

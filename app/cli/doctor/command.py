@@ -38,6 +38,7 @@ _ISA_GROUPS = (
     (("sve2", "SVE2"), ("sve", "SVE"), ("asimd", "NEON")),
     (("i8mm", "I8MM"), ("asimddp", "DOTPROD")),
 )
+_STYLES = {"broken": "bold red", "advice": "bold yellow"}  # of problems, by severity
 _BAR = 24  # columns
 _LABEL = 12  # columns of a row's label
 
@@ -145,12 +146,16 @@ def _machine_rows(report: DoctorReport) -> Rows:
         share = f"{limit.source} {format_bytes(limit.free)}, less a reserve"
         rows.append(("for models", f"{format_bytes(limit.usable)}  ({share})"))
     if report.power.battery_percent is not None:
-        source = "battery" if report.power.on_battery else "mains"
+        source = "mains"
+        if report.power.on_battery:
+            source = "battery"
         rows.append(("power", f"{source}, {percent(report.power.battery_percent / 100)}"))
     if report.power.thermal_pressure:
         rows.append(("heat", f"{report.power.thermal_pressure} thermal pressure"))
-    rows.append(("energy", f"read for {report.energy_parts}" if report.energy_parts else "no readable counter"))
-    return [*rows, ("system", report.os_name)]
+    energy = "no readable counter"
+    if report.energy_parts:
+        energy = f"read for {report.energy_parts}"
+    return [*rows, ("energy", energy), ("system", report.os_name)]
 
 
 def _bandwidth_rows(report: DoctorReport) -> Rows:
@@ -163,12 +168,14 @@ def _bandwidth_rows(report: DoctorReport) -> Rows:
         rows.append(("range", f"median {format_rate(peak.median)}, best {format_rate(peak.best)}"))
     else:
         rows.append(("measured", "never"))
-    rows.append(("nominal", format_rate(chip.bandwidth) if chip else "not in the chip table"))
-    if chip and peak:
+    if chip is None:
+        return [*rows, ("nominal", "not in the chip table")]
+    rows.append(("nominal", format_rate(chip.bandwidth)))
+    if peak:
         share = peak.bytes_per_second / chip.bandwidth
         filled = min(_BAR, round(share * _BAR))
         rows.append(("", f"{'━' * filled}{'╌' * (_BAR - filled)}  {percent(share)} of nominal"))
-    if chip and chip.note:
+    if chip.note:
         rows.append(("note", chip.note))
     return rows
 
@@ -183,7 +190,10 @@ def _software_rows(report: DoctorReport) -> Rows:
 
 def _place_rows(report: DoctorReport) -> Rows:
     model = report.default_model
-    rows = [("default", f"{model.name}, {'installed' if model.path else 'fetched on first use'}")]
+    state = "fetched on first use"
+    if model.path is not None:
+        state = "installed"
+    rows = [("default", f"{model.name}, {state}")]
     for folder in report.places:
         line = _shorten(folder.path)
         if not folder.writable:
@@ -213,8 +223,7 @@ def finding_lines(problems: list[Finding], width: int | None) -> list["Text"]:
 
     lines: list[Text] = []
     for finding in problems:
-        style = "bold red" if finding.severity == "broken" else "bold yellow"
-        lines += _hanging(f"{finding.severity}: ", style, finding.what, width)
+        lines += _hanging(f"{finding.severity}: ", _STYLES[finding.severity], finding.what, width)
         lines += _hanging("  -> ", "dim", finding.do, width)
     return lines or [Text("No problems found.", style="bold green")]
 
@@ -256,7 +265,9 @@ def doctor_hosts(hosts: str, model: str | None, *, as_json: bool) -> None:
     from headrace.models.registry.resolve import resolve
 
     read = read_hosts(hosts)
-    resolved = None if model is None else resolve(model, fetch=False)
+    resolved = None
+    if model is not None:
+        resolved = resolve(model, fetch=False)
     with drawn_progress(quiet=not can_redraw(sys.stderr)) as progress:
         progress(f"asking {len(read.hosts)} machines", 0, None)
         document = examine(read, resolved)

@@ -251,7 +251,9 @@ def _speed(report: DoctorReport) -> list[Finding]:
         do = "turn it off in System Settings > Battery"
         problems.append(Finding("advice", "low power mode is on: decoding is slowed down", do))
     if report.power.throttled or report.power.thermal_pressure == "moderate":
-        what = "hot and throttled" if report.power.throttled else "warm and may be slowed down"
+        what = "warm and may be slowed down"
+        if report.power.throttled:
+            what = "hot and throttled"
         problems.append(Finding("advice", f"the machine is {what}: measurements now are too low", "let it cool down"))
     if peak := report.peak:
         nominal = report.machine and report.machine.nominal_bandwidth
@@ -298,7 +300,9 @@ def _place(name: str, path: Path) -> Place:
 
 def _energy_parts(host: Machine) -> str | None:
     reading = sensors(host.backend)()
-    return reading.energy_parts if reading.joules is not None else None
+    if reading.joules is None:
+        return None
+    return reading.energy_parts
 
 
 def _default_model() -> DefaultModel:

@@ -76,7 +76,10 @@ def _endpoint(url: str, model: str | None, key: str | None) -> Iterator[Endpoint
         return
     resolved_model(name, quiet=False)  # fetched here, where progress can be drawn
     say(f"headrace: loading {name or 'the default model'}", err=True)
-    with server_process(["-m", name] if name is not None else [], key) as address:
+    arguments = []
+    if name is not None:
+        arguments = ["-m", name]
+    with server_process(arguments, key) as address:
         endpoint = find_endpoint(address, None, key)
         if endpoint is None:
             raise HeadraceError(f"{address} does not answer", "`headrace serve` says why")
@@ -130,7 +133,9 @@ def find_endpoint(url: str, model: str | None, key: str | None) -> Endpoint | No
         name = next((str(served["id"]) for served in ours if wanted in ("", str(served["id"]).lower())), None)
     except (OSError, HTTPException, ValueError, TypeError, KeyError, AttributeError):
         return None
-    return None if name is None else _loaded(address, name, key)
+    if name is None:
+        return None
+    return _loaded(address, name, key)
 
 
 def _loaded(address: HTTPAddress, name: str, key: str | None) -> Endpoint:
@@ -142,6 +147,8 @@ def _loaded(address: HTTPAddress, name: str, key: str | None) -> Endpoint:
         if card.get("status", {}).get("value") not in ("loaded", None):
             raise HeadraceError(f"{address.url}: {name} cannot be loaded", "the server's log says why")
         context = card.get("context_length")
-        return Endpoint(address.url, name, context if isinstance(context, int) else None, key)
+        if not isinstance(context, int):
+            context = None
+        return Endpoint(address.url, name, context, key)
     except (OSError, HTTPException, ValueError, AttributeError) as error:
         raise HeadraceError(f"{address.url}: {error}") from error

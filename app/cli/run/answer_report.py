@@ -21,10 +21,9 @@ from headrace.app.answer.sentence import OTHERS, StepFigures, cpu_phrase, senten
 from headrace.app.answer.usage import named_figures
 from headrace.app.cli.run.arguments import RunArguments
 from headrace.app.cli.run.session import RunSession
-from headrace.app.cli.say import print_json, say
+from headrace.app.cli.say import dimmed, print_json, say
 from headrace.app.output.output_file import write_output
 from headrace.app.output.sanitise import sanitise
-from headrace.app.output.terminal import may_style
 from headrace.app.output.trace_file import TracedSequence, TraceSpan, prefill_spans, trace
 from headrace.app.versions import versions
 from headrace.models.loading.load import LoadedModel
@@ -74,7 +73,9 @@ class RunReport:
         """Mean number of cache entries before a step, over the steps with an inter-token latency."""
         records = self.answer.records
         pasts = [record.context - 1 for record in records[1:] or records]
-        return round(sum(pasts) / len(pasts)) if pasts else self.summary.prompt_tokens - 1
+        if not pasts:
+            return self.summary.prompt_tokens - 1
+        return round(sum(pasts) / len(pasts))
 
     @property
     def step_bytes(self) -> int:
@@ -105,12 +106,11 @@ class RunReport:
     def figures(self) -> StepFigures:
         """Means of the steps with an inter-token latency, for the sentence."""
         summary = self.summary
-        use = self.answer.cpu_use
         slowed_by = ""
         if self.without_kernels:
             slowed_by = "stock MLX runs instead of headrace's CPU kernels (see `headrace doctor`)"
         elif self.busy:
-            slowed_by = OTHERS if use is None else cpu_phrase(use, "used")
+            slowed_by = self.other_programs
         figures = StepFigures(
             step_bytes=summary.mean_step_bytes or self.step_bytes,
             step_s=summary.step_s,
@@ -144,6 +144,13 @@ class RunReport:
     def busy(self) -> bool:
         """True if other programs slowed the answer down, or for a short one the reading of memory after it."""
         return self.answer.busy or (self.answer.cpu_use is None and self.memory_now.busy)
+
+    @property
+    def other_programs(self) -> str:
+        """The programs that slowed the answer down, in words."""
+        if self.answer.cpu_use is None:
+            return OTHERS
+        return cpu_phrase(self.answer.cpu_use, "used")
 
     @property
     def mbu(self) -> MBU:
@@ -193,8 +200,7 @@ def print_report(report: RunReport, arguments: RunArguments) -> None:
         width = max(len(label) for label, _ in rows)
         say("\n".join(f"{label:<{width}}  {value}" for label, value in rows), err=True)
     elif sys.stderr.isatty() and not arguments.quiet:
-        line = sanitise(summary_line(report))
-        click.echo(click.style(line, dim=True) if may_style(sys.stderr) else line, err=True)
+        click.echo(dimmed(sanitise(summary_line(report)), err=True), err=True)
     if arguments.explain:
         say(sentence(report.figures), err=True)
     if arguments.trace is not None:
@@ -318,13 +324,15 @@ def table(report: RunReport) -> list[tuple[str, str]]:
     """Return all figures as (label, value) rows, for `--stats`."""
     summary = report.summary
     answer = report.answer
-    cached = summary.reused_tokens
+    prompt = f"{summary.prompt_tokens} tokens"
+    if summary.reused_tokens:
+        prompt += f", {summary.reused_tokens} cached"
     rows = [
         ("model", f"{report.model.name} ({report.model.kind} decoder, {report.kernels.get('kernels', '?')} kernels)"),
         ("device", f"{report.machine.device_name} ({report.machine.backend})"),
         ("sampling", sampling_phrase(answer.request.sampling, report.sampling_source)),
         ("finish reason", f"{answer.end.reason} ({answer.end.ended_by.replace('_', ' ')})"),
-        ("prompt", f"{summary.prompt_tokens} tokens" + (f", {cached} cached" if cached else "")),
+        ("prompt", prompt),
         ("completion", f"{summary.completion_tokens} tokens in {summary.steps} steps"),
         ("load", f"{report.load_s:.3f} s"),
         ("TTFT", report_seconds(summary.ttft_s)),
@@ -368,32 +376,41 @@ def _prefill(report: RunReport) -> str:
     """Return the prefill's time and speed, and the bits of activations if they are not 16."""
     summary = report.summary
     bits = report.model.activations
-    timed = f"{report_seconds(summary.prefill_s)}, {report_rate(summary.prefill_tokens_per_second, 'tok/s')}"
-    return timed if bits == 16 else f"{timed}, activations in {bits} bits"
+    text = f"{report_seconds(summary.prefill_s)}, {report_rate(summary.prefill_tokens_per_second, 'tok/s')}"
+    if bits != 16:
+        text += f", activations in {bits} bits"
+    return text
 
 
 def _kv(report: RunReport) -> str:
     """Return the cache's size, and its format if packed."""
     size = format_bytes(report.summary.kv_cache_bytes)
     kv = report.model.kv
-    return f"{size} as {kv.name}" if kv and kv.packed else size
+    if kv is None or not kv.packed:
+        return size
+    return f"{size} as {kv.name}"
 
 
 def _ago(reading: Peak) -> str:
     minutes = round(age_s(reading) / 60)
-    return f"{minutes} min ago" if minutes else "just now"
+    if not minutes:
+        return "just now"
+    return f"{minutes} min ago"
 
 
 def _mbu(report: RunReport) -> str:
-    use = report.answer.cpu_use
-    if report.busy and use is None:
-        return f"busy: {OTHERS}"
-    if report.busy and use is not None:
-        return f"busy: {cpu_phrase(use, 'used')} during the answer"
+    if report.busy:
+        text = f"busy: {report.other_programs}"
+        if report.answer.cpu_use is not None:
+            text += " during the answer"
+        return text
     mbu = report.mbu
     if mbu.share is None:
         return "unknown"
-    return f"{percent(mbu.share, 1)} of {'memory now' if mbu.measured_beside else 'the measured peak'}"
+    base = "the measured peak"
+    if mbu.measured_beside:
+        base = "memory now"
+    return f"{percent(mbu.share, 1)} of {base}"
 
 
 def _itl(itl: Percentiles | None) -> str:

@@ -58,7 +58,9 @@ class RunArguments:
     @property
     def session(self) -> str | None:
         """The stored session to continue, `last` for the newest; None for a new one."""
-        return _LAST if self.go_on else self.resume
+        if self.go_on:
+            return _LAST
+        return self.resume
 
     @property
     def prompt(self) -> str | None:

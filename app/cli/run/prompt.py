@@ -30,8 +30,12 @@ def read_prompt(
     nowhere.
     """
     is_ours = argument == STDIN or not (sys.stdin.isatty() or (argument and _is_being_read()))
-    piped = piped_text() if is_ours else ""
-    typed = argument if argument and argument != STDIN else ""
+    piped = ""
+    if is_ours:
+        piped = piped_text()
+    typed = ""
+    if argument is not None and argument != STDIN:
+        typed = argument
     mentioned: tuple[Attachment, ...] = ()
     if not raw:
         typed, mentioned = take_attachments(typed)
@@ -44,7 +48,9 @@ def read_prompt(
 
 def piped_text() -> str:
     """Return standard input, and say so where it does not come. Raises UsageError unless it is UTF-8."""
-    source = None if sys.stdin.isatty() else _descriptor()
+    source = None
+    if not sys.stdin.isatty():
+        source = _descriptor()
     if source is not None and not select.select([source], [], [], _PATIENCE_S)[0]:
         say("waiting for text on standard input (</dev/null: there is none)", err=True)
     return decoded(read_bounded(None, PROMPT), "standard input")

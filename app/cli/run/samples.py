@@ -86,11 +86,13 @@ class Samples:
             self._printed += 1
             if self._echo and answer.finished is not None:
                 self._before()
+                text = answer.text
+                if answer.constrained:
+                    text = answer.result
                 heading = f"--- {self._printed} of {len(self.answers)}, seed {answer.finished.seed} ---"
-                click.echo(f"{heading}\n{sanitise(answer.result if answer.constrained else answer.text)}\n")
+                click.echo(f"{heading}\n{sanitise(text)}\n")
 
     def _counts(self) -> Counts:
-        load = self._answerer.engine.load()
         answered = len(self.finished)
         return Counts(
             total=len(self.answers),
@@ -99,7 +101,7 @@ class Samples:
             failed=len(self._failed),
             running=len(self.answers) - answered - len(self._failed),
             waiting=0,
-            kv_share=load.kv_used_bytes / load.kv_room_bytes if load.kv_room_bytes else None,
+            kv_share=self._answerer.engine.load().kv_share,
         )
 
 
@@ -138,12 +140,15 @@ def _document(answerer: Answerer, samples: Samples, source: SamplingSource) -> M
     """Return the document described in docs/run-json.md."""
     finished = samples.finished
     tokens = sum(answer.end.summary.completion_tokens for answer in finished)
+    rate = None
+    if tokens and samples.wall_s > 0:
+        rate = tokens / samples.wall_s
     return {
         "model": answerer.model.name,
-        "prompt_tokens": finished[0].end.summary.prompt_tokens if finished else None,
+        "prompt_tokens": next((answer.end.summary.prompt_tokens for answer in finished), None),
         "completion_tokens": tokens,
         "wall_s": samples.wall_s,
-        "tokens_per_second": tokens / samples.wall_s if tokens and samples.wall_s > 0 else None,
+        "tokens_per_second": rate,
         "sampling": samples.answers[0].sampling(),
         "sampling_source": source,
         "samples": [

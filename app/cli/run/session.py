@@ -47,12 +47,16 @@ class RunSession:
         self._content = content
         self._attachments = attachments
         wanted = arguments.session  # id of the stored session to continue; None: a new one
-        keep = arguments.keep
-        self.keeps = (wanted is not None or settings.run.save) if keep is None else keep
-        self._store = _store() if wanted is not None or self.keeps else None
-        self.branch: list[Message] = []
         self.resumed = wanted is not None
+        self.keeps = self.resumed or settings.run.save
+        if arguments.keep is not None:
+            self.keeps = arguments.keep
+        self._store: SessionStore | None = None
+        if self.resumed or self.keeps:
+            self._store = _store()
+        self.branch: list[Message] = []
         self.id: str | None = None
+        stored_as: SamplingSource
         if wanted is not None:
             from headrace.app.chat.answer_setup import stored_options
             from headrace.app.chat.session_branch import SessionBranch
@@ -62,6 +66,7 @@ class RunSession:
             stored = opened.session
             self.branch = opened.messages
             options = stored_options(stored.sampling)
+            stored_as = "session"
         else:
             usual = chosen_model(None, settings)
             stored = Session(
@@ -74,14 +79,14 @@ class RunSession:
                 sampling=settings.sampling.stored(),
             )
             options = settings.sampling
+            stored_as = "settings"
         self.options = arguments.options.over(options)
-        stored_as: SamplingSource = "settings" if wanted is None else "session"
         self._layers: dict[SamplingSource, AnswerOptions] = {"options": arguments.options, stored_as: options}
-        self.record = replace(
-            stored,
-            model=stored.model if arguments.model is None else arguments.model,
-            system=stored.system if arguments.system is None else arguments.system,
-        )
+        self.record = stored
+        if arguments.model is not None:
+            self.record = replace(self.record, model=arguments.model)
+        if arguments.system is not None:
+            self.record = replace(self.record, system=arguments.system)
 
     def sampling_source(self, model: LoadedModel) -> SamplingSource:
         """Return the origin of the answer's temperature."""
@@ -146,7 +151,9 @@ class RunSession:
             store.set_model(session.id, session.model)
             store.set_system(session.id, session.system)
         self.id = session.id
-        parent = self.branch[-1].id if self.branch else None
+        parent = None
+        if self.branch:
+            parent = self.branch[-1].id
         self._question = store.add(session.id, parent, "user", self._content, attachments=self._attachments)
         return store
 
