@@ -3,11 +3,11 @@
 `Decoder` calls `read_layers` and `kv_shape_of`. `models.network.tensors` has the names and sizes of all matrices; here
 their rows are put into the order of the operations, and configurations become the specs of `runtime.ops`.
 
-The order of this file: mixers, the layer as a whole (`read_layers`, `_layer`), attention, feed-forward, experts.
-tests/parity/test_mlx_lm_families.py compares logits, which a row in another order changes.
+The order of this file: the layer as a whole (`read_layers`, `_layer`), then attention. `mixers` has recurrent mixing,
+`feed_forwards` feed-forwards and experts. tests/parity/test_mlx_lm_families.py compares logits, which a row in another
+order changes.
 
-Dimensions: E hidden size, H query heads, Hkv key-value heads, D head size, C channels of a convolution, Hv heads of a
-mixer, Dv size of its values.
+Dimensions: E hidden size, H query heads, Hkv key-value heads, D head size.
 """
 
 import math
@@ -20,170 +20,38 @@ import mlx.core as mx
 from headrace.models.architectures.config import (
     AltUpConfig,
     DecoderConfig,
-    ExpertsConfig,
     Family,
     IndexerConfig,
     LayerConfig,
-    MixerConfig,
     NormNames,
     RopeConfig,
 )
+from headrace.models.network.feed_forwards import with_experts, with_feed_forward
 from headrace.models.network.latent import read_latent
 from headrace.models.network.layer_inputs import read_input
+from headrace.models.network.mixers import with_mixer
 from headrace.models.network.parameters import Parameters
-from headrace.models.network.recurrent_layers import with_scan, with_time_mix
 from headrace.models.network.rope import make_rope
 from headrace.models.network.tensors import (
-    BRANCH_NORMS,
-    LATENT_NORM,
     RESIDUAL_MIXES,
     altup_layer,
     attention,
     attention_gate,
-    expert_latents,
-    expert_stacks,
-    feed_forward,
     indexer,
-    mixer_gates,
-    mixer_inputs,
-    mixer_output,
-    router,
-    shared_gate,
 )
 from headrace.runtime.kv.cache import KVShape
 from headrace.runtime.ops import (
     AltUpWeights,
     AttentionSpec,
     BlockChooser,
-    BoundedSilu,
-    BranchNorms,
-    Curve,
-    LatentExperts,
     LayerWeights,
     LoopGate,
-    MixerSizes,
-    MixerSpec,
-    Mixture,
     ResidualMix,
     Rope,
-    SituGate,
     SmallValues,
-    SparseGelu,
     Weight,
-    Xielu,
 )
 from headrace.runtime.ops.kv_format import KVFormat
-
-
-def read_mixer(
-    config: DecoderConfig, parameters: Parameters, prefix: str, mixer: MixerConfig
-) -> tuple[MixerSpec, list[Weight], Weight]:
-    """Return a layer's mixer, the projections into it, and the one out of it.
-
-    Rows that a checkpoint has in another order than `MixerSizes` are put into that order: those of Mamba-2, with the
-    channels of its convolution, and those that are stored by key head.
-    """
-    at = f"{prefix}.mixer"
-    sizes = mixer.sizes
-    inputs = mixer_inputs(config, mixer)
-    output = parameters.tensor(prefix, mixer_output(config, mixer))
-    taps, bias = _taps(parameters, at, mixer)
-
-    # Short convolution (LFM2, and before the scan of Mamba): no recurrence, rows as stored
-    if sizes.kind == "conv":
-        scans = mixer.scan is not None
-        spec = MixerSpec(sizes, taps=taps, tap_bias=bias, gated=not scans, silu=scans)
-        return spec, parameters.fused(prefix, inputs), output
-    rate = -mx.exp(parameters.vector(f"{at}.A_log", sizes.heads).astype(mx.float32))
-    step_bias = parameters.vector(f"{at}.dt_bias", sizes.decays)
-
-    # Delta networks: rows as stored, or by key head
-    if sizes.kind != "ssm":
-        norm = parameters.vector(f"{at}.norm.weight", sizes.value_dim)
-        spec = MixerSpec(
-            sizes,
-            taps=taps,
-            tap_bias=bias,
-            rate=rate,
-            step_bias=step_bias,
-            bound=mixer.decay_bound,
-            most_beta=mixer.most_beta,
-            norm=norm,
-            norm_eps=mixer.eps,
-        )
-        stored_order = _by_key_head(sizes) if mixer.by_key_head else None
-        return spec, parameters.fused(prefix, inputs, stored_order), output
-
-    # Mamba-2
-    order = _as_queries(sizes)
-    if bias is not None:
-        bias = bias[order]
-    spec = MixerSpec(
-        sizes,
-        taps=taps[:, order],
-        tap_bias=bias,
-        rate=rate,
-        step_bias=step_bias,
-        steps=mixer.steps,
-        skip=parameters.vector(f"{at}.D", sizes.heads),
-        norm=_norm(parameters, f"{at}.norm.weight", mixer),
-        norm_first=False,
-        norm_eps=mixer.eps,
-    )
-    # Stored are the rows [z | x, B, C | dt]. Wanted are [C, B, x | z | dt]: `order` counts from x on, after z.
-    rows = inputs[0].rows
-    turned = mx.concatenate([sizes.inner + order, mx.arange(sizes.inner), mx.arange(rows - sizes.heads, rows)])
-    return spec, parameters.fused(prefix, inputs, turned), output
-
-
-def read_gates(parameters: Parameters, prefix: str, mixer: MixerConfig) -> tuple[Weight | None, Weight] | None:
-    """Return the second products to gates and decays, if they have two; see `LayerWeights.mixer_gates`."""
-    gates = [parameters.tensor(prefix, tensor) for tensor in mixer_gates(mixer)]
-    if not gates:
-        return None
-    *gate, decay = gates
-    return (gate[0] if gate else None), decay
-
-
-def _taps(parameters: Parameters, at: str, mixer: MixerConfig) -> tuple[mx.array, mx.array | None]:
-    """Return the weight (width, C) of the convolution, and its bias, if any."""
-    sizes = mixer.sizes
-    if not mixer.apart:
-        return parameters.taps(f"{at}.conv1d", sizes.channels, sizes.width)
-    if f"{at}.qkv_conv1d.weight" in parameters:
-        return parameters.taps(f"{at}.qkv_conv1d", sizes.channels, sizes.width)
-    keys = sizes.key_heads * sizes.key_dim
-    channels = {"q_conv1d": keys, "k_conv1d": keys, "v_conv1d": sizes.inner}
-    taps = [parameters.taps(f"{at}.{name}", count, sizes.width) for name, count in channels.items()]
-    return mx.concatenate([weight for weight, _ in taps], axis=1), None
-
-
-def _norm(parameters: Parameters, name: str, mixer: MixerConfig) -> mx.array | None:
-    """Return the norm of an "ssm" mixer: (Hv * Dv,), or (parts, Hv * Dv / parts) if parts are normalized alone."""
-    if not mixer.norm_parts:
-        return None
-    weight = parameters.vector(name, mixer.sizes.inner)
-    if mixer.norm_parts > 1:
-        weight = weight.reshape(mixer.norm_parts, -1)
-    return weight
-
-
-def _as_queries(sizes: MixerSizes) -> mx.array:
-    """Return the stored channel of each of [C, B, x], which are queries, keys and values; stored are [x, B, C]."""
-    keys = sizes.key_heads * sizes.key_dim
-    inner = sizes.inner
-    return mx.concatenate([mx.arange(inner + keys, inner + 2 * keys), mx.arange(inner, inner + keys), mx.arange(inner)])
-
-
-def _by_key_head(sizes: MixerSizes) -> mx.array:
-    """Return the stored row of each of [q, k, v | z | b | a]; stored are q, k, v, z of each key head, then b, a."""
-    key = sizes.key_dim
-    value = sizes.inner // sizes.key_heads
-    wide = mx.arange(sizes.channels + sizes.inner).reshape(sizes.key_heads, -1)
-    # b and a are a matrix of their own: its rows count on from the first matrix's.
-    narrow = wide.size + mx.arange(2 * sizes.heads).reshape(sizes.key_heads, -1)
-    parts = [*mx.split(wide, [key, 2 * key, 2 * key + value], axis=1), *mx.split(narrow, 2, axis=1)]
-    return mx.concatenate([part.flatten() for part in parts])
 
 
 def read_layers(
@@ -310,10 +178,10 @@ def _layer(
     if layer.attends:
         weights = _with_attention(weights, config, parameters, prefix, layer, rope)
     if layer.mixer is not None:
-        weights = _with_mixer(weights, config, parameters, prefix, layer, layer.mixer)
+        weights = with_mixer(weights, config, parameters, prefix, layer, layer.mixer)
     if layer.experts is not None:
-        weights = _with_experts(weights, config, parameters, prefix, layer.experts)
-    weights = _with_feed_forward(weights, config, parameters, prefix, layer)
+        weights = with_experts(weights, config, parameters, prefix, layer.experts)
+    weights = with_feed_forward(weights, config, parameters, prefix, layer)
 
     # Parts of single families: Gemma's, and Kimi's mixtures of residual sums
     if config.input_size:
@@ -444,56 +312,6 @@ def read_residual_mix(parameters: Parameters, name: str, width: int) -> Residual
     return ResidualMix(norm, projection)
 
 
-def _with_mixer(
-    weights: LayerWeights,
-    config: DecoderConfig,
-    parameters: Parameters,
-    prefix: str,
-    layer: LayerConfig,
-    mixer: MixerConfig,
-) -> LayerWeights:
-    """Add a mixer. Its projections stand in place of attention's, or as `mixer_ends` next to them."""
-    if mixer.time_mix is not None:
-        return with_time_mix(weights, config, parameters, prefix, mixer)
-    if mixer.scan is not None:
-        weights = with_scan(weights, parameters, prefix, mixer)
-    spec, inputs, output = read_mixer(config, parameters, prefix, mixer)
-    weights = replace(weights, mixer=spec, mixer_gates=read_gates(parameters, prefix, mixer))
-    if not layer.attends:
-        return replace(weights, qkv=inputs, output=output)
-    [into_mixer] = inputs
-    return replace(weights, mixer_ends=(into_mixer, output))
-
-
-def _with_experts(
-    weights: LayerWeights, config: DecoderConfig, parameters: Parameters, prefix: str, experts: ExpertsConfig
-) -> LayerWeights:
-    """Add a mixture, the gate of its shared expert, and the norms of two branches (Gemma 4)."""
-    mixture = _mixture(config, parameters, prefix, experts)
-    down_gate = None
-    shared = shared_gate(config, experts)
-    if shared is not None:
-        down_gate = parameters.router(prefix, shared)
-    branches = None
-    if experts.branch:
-        branches = BranchNorms(
-            *(parameters.vector(f"{prefix}.{name}.weight", config.hidden_size) for name in BRANCH_NORMS)
-        )
-    return replace(weights, mixture=mixture, down_gate=down_gate, branches=branches)
-
-
-def _with_feed_forward(
-    weights: LayerWeights, config: DecoderConfig, parameters: Parameters, prefix: str, layer: LayerConfig
-) -> LayerWeights:
-    """Add the dense feed-forward, or the expert that all tokens use, and the layer's own activation, if any."""
-    weights = replace(weights, curve=_curve(config, parameters, f"{prefix}.mlp.act_fn", layer))
-    dense = feed_forward(config, layer)
-    if not dense:
-        return weights
-    *inputs, output = dense
-    return replace(weights, gate_up=parameters.fused(prefix, inputs), down=parameters.tensor(prefix, output))
-
-
 def _values(config: DecoderConfig, layer: LayerConfig) -> SmallValues | None:
     """Return the size of a layer's values, if it is not that of its keys."""
     if not layer.value_dim:
@@ -514,33 +332,6 @@ def _head_norms(
     if order is None:
         return q, k
     return q[:, order], k[:, order]
-
-
-def _curve(config: DecoderConfig, parameters: Parameters, at: str, layer: LayerConfig) -> Curve | None:
-    """Return a layer's activation, if it has numbers of its own."""
-    if config.family.activation == "xielu":
-        return _xielu(parameters, at)
-    if layer.cutoff is not None:
-        return SparseGelu(layer.cutoff)
-    return _bounded(config, layer.limit)
-
-
-def _bounded(config: DecoderConfig, limit: float) -> Curve | None:
-    """Return the activation with bounds of a feed-forward or of experts, if they have some. limit: 0 for none."""
-    if config.soft_bounds is not None:
-        return SituGate(*config.soft_bounds)
-    if limit:
-        return BoundedSilu(limit)
-    return None
-
-
-def _xielu(parameters: Parameters, at: str) -> Xielu:
-    """Return a layer's xIELU. Two of its numbers are stored before softplus."""
-    defaults = {"alpha_p": None, "alpha_n": None, "beta": 0.5, "eps": -1e-6}
-    positive, negative, beta, eps = (parameters.number(f"{at}.{name}", default) for name, default in defaults.items())
-    # softplus, log(1 + e^x), in the form that cannot overflow
-    positive, negative = (math.log1p(math.exp(-abs(x))) + max(x, 0.0) for x in (positive, negative))
-    return Xielu(positive, beta + negative, beta, eps)
 
 
 def _projections(
@@ -679,67 +470,3 @@ def qkv_order(config: DecoderConfig, rope: Rope | None) -> mx.array | None:
         (config.heads + config.kv_heads) * config.head_dim, (config.heads + 2 * config.kv_heads) * config.head_dim
     )
     return mx.concatenate([heads.flatten(), values])
-
-
-def _mixture(config: DecoderConfig, parameters: Parameters, prefix: str, experts: ExpertsConfig) -> Mixture:
-    """Return a layer's routed experts."""
-    width = config.hidden_size
-    mlp = f"{prefix}.mlp"
-
-    # One stack into the experts has no gate; of two, the first is the gate's.
-    *stacks_in, stack_out = expert_stacks(config, experts)
-    inputs = [parameters.stack(prefix, tensor) for tensor in stacks_in]
-    gate: Weight | None = None
-    up: Weight | None = inputs[-1]
-    if len(inputs) > 1:
-        gate, up = parameters.ops.join_experts(*inputs)
-
-    # Vectors of the router
-    correction = None
-    if experts.correction is not None:
-        correction = parameters.vector(f"{mlp}.{experts.correction}", experts.count, dtype=mx.float32)
-        if experts.excludes:  # experts of groups that are left out rank 0, now below all others
-            correction = correction - correction.min()
-    norm = None
-    scale = None
-    if experts.branch:
-        # The router's input has a factor of E^-0.5, which its norm takes in.
-        norm = parameters.vector(f"{mlp}.router_norm.weight", width) * width**-0.5
-        scale = parameters.vector(f"{mlp}.expert_scale", experts.count)
-
-    mixture = Mixture(
-        router=parameters.router(prefix, router(config, experts)),
-        gate=gate,
-        up=up,
-        down=parameters.stack(prefix, stack_out),
-        active=experts.active,
-        normalized=experts.normalized,
-        sigmoid=experts.sigmoid,
-        correction=correction,
-        scale=experts.scale,
-        groups=experts.groups,
-        router_norm=norm,
-        expert_scale=scale,
-        residual=config.family.adds_experts and not (experts.branch or experts.weighs_both or config.block_layers),
-        best=experts.best,
-        shares_first=experts.shares_first,
-        curve=_bounded(config, experts.limit),
-        band=experts.band,
-        latent=_latent_experts(config, parameters, prefix, experts),
-    )
-    parameters.refuse_factors(mixture.matrices)
-    return mixture
-
-
-def _latent_experts(
-    config: DecoderConfig, parameters: Parameters, prefix: str, experts: ExpertsConfig
-) -> LatentExperts | None:
-    """Return the projections around experts that have a width of their own."""
-    projections = [parameters.tensor(prefix, tensor) for tensor in expert_latents(config, experts)]
-    if not projections:
-        return None
-    into, out = projections
-    norm = None
-    if experts.latent_norm:
-        norm = parameters.vector(f"{prefix}.{LATENT_NORM}", experts.latent)
-    return LatentExperts(into, out, norm, config.norm_eps)
