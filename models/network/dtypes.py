@@ -6,6 +6,8 @@ scale per group in products with 2-, 4-, 5-, 6- and 8-bit weights; HEADRACE_EXAC
 
 Metal and CUDA: the half precision in config.json, else the checkpoint's own; float32 checkpoints run in bfloat16, for
 its range. Gemma never runs in float16, which its residual stream overflows.
+
+Guard: tests/models/loading/test_load.py.
 """
 
 from collections.abc import Mapping

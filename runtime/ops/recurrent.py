@@ -93,6 +93,7 @@ def _mix(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.ar
     keys = sizes.key_heads * sizes.key_dim
     q, k = (convolved[..., at : at + keys].reshape(1, count, sizes.key_heads, -1) for at in (0, keys))
     v = convolved[..., 2 * keys :].reshape(1, count, sizes.heads, -1)  # (1, T, Hv, Dv); q, k (1, T, Hk, Dk)
+
     # Stage 2: the step of each token. A state decays by exp(rate * step), with a negative rate.
     # After the channels: the gate z, beta of each head (not for Mamba-2), and what the decay is computed from.
     ends = [inner] if sizes.kind == "ssm" else [inner, inner + sizes.heads]
@@ -105,6 +106,7 @@ def _mix(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.ar
         # A bounded decay is exp(-bounded_steps): in the same formula, with these as steps and a rate of -1.
         step = bounded_steps(a, spec)
         rate = -mx.ones_like(rate)
+
     # Stage 3: decay and recurrence by kind, then skip and gate.
     recurrent = state[taps.size :].reshape(1, sizes.heads, sizes.value_dim, sizes.key_dim)
     if sizes.kind != "ssm":
@@ -215,11 +217,14 @@ def _wkv(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.ar
     columns = mx.split(x[0], 8 if spec.mixes_values else 6, axis=-1)
     parts = [part.reshape(count, sizes.heads, sizes.key_dim) for part in columns]  # (T, Hv, Dk)
     r, w, k, v, rate, gate = parts[:6]
+
+    # Values, decays and rates from logits.
     if spec.mixes_values:
         first_v, share = parts[6:]
         v = v + (first_v - v) * mx.sigmoid(share)
     w = mx.exp(_SLOWEST_DECAY * mx.sigmoid(w))
     rate = mx.sigmoid(rate)
+
     # The key that is removed has a length of one; the key that is added depends on the rate.
     removed = k * heads.removed_key
     length = mx.sqrt((removed * removed).sum(axis=-1, keepdims=True))
@@ -227,6 +232,7 @@ def _wkv(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.ar
     k = k * (1 + (rate - 1) * heads.key_rate)
     a = -removed
     b = removed * rate
+
     state = state.reshape(sizes.heads, sizes.value_dim, sizes.key_dim)
     ys = []
     for t in range(count):
