@@ -1,8 +1,8 @@
 """Configuration of headrace's decoder, which `read.decoder_config` makes and `models.network` reads.
 
 A new field has its value in a family's file and its use in `models.network`: in `tensors.py` if it changes matrices, in
-`layers.py` and `decoder.py` otherwise. Defaults are those of Llama, so that a family states what differs. All records
-are frozen: families change them by `replace` in their `complete`.
+`decoder.py` and `layers.py` (or the files that it calls) otherwise. Defaults are those of Llama, so that a family
+states what differs. All records are frozen: families change them by `replace` in their `complete`.
 
 Guard: tests/models/architectures/test_config.py.
 """

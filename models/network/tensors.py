@@ -3,9 +3,9 @@
 Names are those of `models.checkpoint.text_part`, below the layer. Each block is a function from the configuration to
 its rows, in the order of computation.
 
-A new matrix is a row here, and is read in `layers.py` (or `latent.py`, `layer_inputs.py`). Tests compare the costs of
-headers with those of loaded arrays (`tests/models/cost/test_costs.py`, `tests/models/cost/test_step_shape.py`), and
-divided networks with whole ones (`tests/models/network/test_ranks.py`).
+A new matrix is a row here, and is read in `layers.py` or a file that it calls. Tests compare the costs of headers
+with those of loaded arrays (`tests/models/cost/test_costs.py`, `tests/models/cost/test_step_shape.py`), and divided
+networks with whole ones (`tests/models/network/test_ranks.py`).
 """
 
 from collections.abc import Iterator, Sequence

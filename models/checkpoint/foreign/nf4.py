@@ -7,6 +7,8 @@ Blocks run over the flattened matrix. With double quantization the scales are 8-
     W.absmax, W.quant_map   scales, or their codes; the table
     W.nested_absmax, W.nested_quant_map       of the scales
     W.quant_state.bitsandbytes__nf4           JSON: shape, block sizes, offset
+
+`formats.py` here finds such checkpoints. Guard: tests/models/checkpoint/test_foreign.py.
 """
 
 from collections.abc import Mapping
@@ -82,7 +84,7 @@ def dequantize(matrix: ForeignMatrix, parts: "Mapping[str, mx.array]") -> "mx.ar
 
     scales = parts["scales"].reshape(-1)
     if "nested_scales" in parts:
-        outer = matrix.blocks[0]  # scales that share one
+        [outer] = matrix.blocks  # scales that share one
         values = parts["nested_table"].reshape(-1)[scales]
         scales = values * mx.repeat(parts["nested_scales"].reshape(-1), outer)[: values.size] + matrix.offset
     data = parts["data"].reshape(-1)
