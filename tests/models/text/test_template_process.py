@@ -367,7 +367,7 @@ def test_a_process_without_rights_writes_no_file_and_starts_no_process(tmp_path:
 
 
 # The program of a worker whose templates have broken out of the sandbox: `strftime_now` tries what needs no open file.
-# argv[1] is the module, and the folders of modules begin at 2, as in `worker._PROGRAM`.
+# argv has -c, the worker's module and the folders of modules, as for `worker._PROGRAM`.
 _ESCAPED = """
 import sys
 sys.path[:] = sys.argv[2:]
