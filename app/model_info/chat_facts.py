@@ -1,6 +1,8 @@
 """Facts about a model's chat template for `models show`: its system messages, its tool calls and its thinking.
 
 Only facts that `models/text/template_rules.py` finds by rendering; nothing is looked up by a model's name.
+
+Guard: tests/app/model_info/test_chat_facts.py.
 """
 
 from pathlib import Path
@@ -13,11 +15,13 @@ from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.table import form_name_of
 from headrace.runtime.errors import HeadraceError
 
-_SYSTEM = {
+_SYSTEM = {  # words for `system` of `chat_facts`
     "anywhere": "system messages anywhere",
     "first": "one system message, at the beginning",
     "user": "no system messages: they become text of the user's",
 }
+# Words for two results of `form_name_of`; every other one is the name of a form.
+_CALLS = {"generic": "as plain JSON", "its own": "in its own form"}
 
 
 def chat_facts(path: Path) -> dict[str, object] | None:
@@ -58,13 +62,13 @@ def chat_facts(path: Path) -> dict[str, object] | None:
 
 
 def chat_line(facts: dict[str, Any] | None) -> str:
-    """Return the facts as one line."""
+    """Return the facts that `chat_facts` returns as one line."""
     if facts is None:
         return "no template that can be rendered: `run --raw` continues a text"
     offered = "tools"
     if not facts["tools"]:
         offered = "tools in a text of headrace's"
-    form = {"generic": "as plain JSON", "its own": "in its own form"}.get(facts["calls"], f"in {facts['calls']} form")
+    form = _CALLS.get(facts["calls"], f"in {facts['calls']} form")
     thinking = "does not think"
     if facts["thinking"]:
         thinking = f"thinks in {facts['thinking']}"

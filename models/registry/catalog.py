@@ -1,5 +1,6 @@
 """The model catalog: assets/catalog.toml as typed entries.
 
+A new model is a table in that file, whose head explains the keys; tests/models/registry/test_catalog.py checks each.
 Starting an installed model does not import this module: reading the file costs milliseconds. Completion of names
 does, so costs, which need mlx, are imported only where they are computed.
 """
@@ -9,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.models.registry.hub_id import HubId
 from headrace.runtime.config.paths import ASSETS
@@ -36,6 +37,15 @@ class Wheel:
     member_sha256: str
 
 
+class KVRow(NamedTuple):
+    """K/V of so many layers. width: of a head. window: 0 for none."""
+
+    layers: int
+    kv_heads: int
+    width: int
+    window: int
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """Sizes of a model's layers, as the catalog states them: enough for costs, not for running it."""
@@ -52,7 +62,7 @@ class Shape:
     active_experts: int = 1  # per token
     others: int = 0  # weights that layers of other kinds have beyond these sizes
     looked_up: int = 0  # weights in tables per layer, of which a token reads a row
-    kv: tuple[tuple[int, int, int, int], ...] = ()  # (layers, K/V heads, width, window or 0), unless all are equal
+    kv: tuple[KVRow, ...] = ()  # unless all layers are equal
     chosen: int = 0  # positions that an indexer leaves to attention, of `kv`'s first row; its keys: the last; 0: all
     block: int = 1  # positions that it chooses together
 
@@ -76,8 +86,8 @@ class Shape:
         from headrace.models.cost.shape_sources import KV
         from headrace.runtime.metrics.cost import LayerKV
 
-        rows = self.kv or ((self.layers, self.kv_heads, self.head_dim, 0),)
-        kv = [LayerKV(count, KV.row_bytes(heads, width), window or None) for count, heads, width, window in rows]
+        rows = self.kv or (KVRow(self.layers, self.kv_heads, self.head_dim, 0),)
+        kv = [LayerKV(row.layers, KV.row_bytes(row.kv_heads, row.width), row.window or None) for row in rows]
         if self.chosen:
             kv[0] = replace(kv[0], chosen=self.chosen, block=self.block)
             kv[-1] = replace(kv[-1], unread=self.chosen)
@@ -113,7 +123,7 @@ class CatalogEntry:
         from headrace.models.cost.shape_sources import shape_of_decoder
         from headrace.runtime.metrics.cost import Matrix, quantized_bytes
 
-        # A decoder of equal layers, of the stated sizes.
+        # A decoder of equal layers, of the stated sizes. Costs do not depend on rotation, epsilon and scale.
         shape = self.shape
         quantization = self.quantization.upper()
         mixture = None
@@ -125,6 +135,7 @@ class CatalogEntry:
             norm_eps=1e-5, tied_embeddings=shape.tied, layers=(LayerConfig(rope=None, experts=mixture),) * shape.layers,
             attention_scale=1.0,
         )  # fmt: skip
+        # GGUF types such as Q4_1 have groups of 32, MLX's builds such as "4-bit" of 64.
         bits = 8 if "Q8" in quantization else 4
         group_size = 32 if quantization.startswith("Q") else 64
         built = shape_of_decoder(
@@ -223,5 +234,5 @@ def _entry(name: str, row: Mapping[str, Any]) -> CatalogEntry:
     hub = facts.pop("hub", None)
     source = Wheel(**wheel) if wheel is not None else HubId(**hub)
     sizes = facts.pop("shape")
-    shape = Shape(**sizes | {"kv": tuple(map(tuple, sizes.get("kv", ())))})
+    shape = Shape(**sizes | {"kv": tuple(KVRow(*row) for row in sizes.get("kv", ()))})
     return CatalogEntry(name=name, source=source, shape=shape, **facts)  # the other keys are the fields' names
