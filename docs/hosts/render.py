@@ -22,10 +22,16 @@ from headrace.runtime.metrics.units import percent
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "hosts.md"
-MODELS = (("Qwen3-30B-A3B", "M4 Pro", 64), ("GPT-OSS-120B", "M4 Max", 128), ("GLM-4.6", "M3 Ultra", 256))
-MODELS += (("DeepSeek V3.2", "M3 Ultra", 512),)
-COUNTS = (1, 2, 3, 4, 6, 8)
-CONTEXT = 4096
+# Of the simulated tables: model, chip and memory of each machine in GB
+MODELS = (
+    ("Qwen3-30B-A3B", "M4 Pro", 64),
+    ("GPT-OSS-120B", "M4 Max", 128),
+    ("GLM-4.6", "M3 Ultra", 256),
+    ("DeepSeek V3.2", "M3 Ultra", 512),
+)
+COUNTS = (1, 2, 3, 4, 6, 8)  # machines
+CONTEXT = 4096  # tokens in the cache
+# "<!-- table simulated -->", the table's text, "<!-- end -->"
 _MARK = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -73,31 +79,43 @@ def published() -> Iterator[str]:
 
 
 def computed(row: Mapping[str, Any]) -> tuple[float, float | None]:
-    """Return (tok/s from the shape alone, tok/s with computing scaled to the published speed of one machine)."""
-    targets, read = machine_targets(row["machines"]), shape(row["model"], row["bits"])
+    """Return a published setup's speed in tok/s from the shape alone, and scaled to its speed on one machine.
+
+    The second is None where the source has no speed on one machine.
+    """
+    targets = machine_targets(row["machines"])
+    read = shape(row["model"], row["bits"])
     link = replace(links()[row["link"]], gathers=False)  # as those engines sum
     found = predict_hosts(read, targets, link, row["depth"], way=row["way"])
     if "alone" not in row:
         return found.speed, None
-    each = [predict_hosts(read, [one], link, row["depth"], way="alone").speed for one in targets]
-    waits = found.link_share / found.speed
-    return found.speed, 1 / ((1 / found.speed - waits) * max(each) / row["alone"] + waits)
+    # Seconds of a token: on the link, which stay, and computing, which is as slow as the source's one machine shows.
+    on_link = found.link_share / found.speed
+    computing = 1 / found.speed - on_link
+    predicted_alone = max(predict_hosts(read, [target], link, row["depth"], way="alone").speed for target in targets)
+    return found.speed, 1 / (computing * predicted_alone / row["alone"] + on_link)
 
 
 def _error(speed: float | None, row: Mapping[str, Any]) -> str:
+    """Return how far a computed speed is above the published one: "+4 %", or "" without one."""
     return "" if speed is None else percent(speed / row["speed"] - 1, is_signed=True)
 
 
 def _fastest(read: StepShape, chip: str, memory: int, count: int, link: NetworkLink) -> HostsPrediction:
-    targets = chip_targets(chip, memory)[-1:] * count
+    """Return the fastest division of a model over so many machines with one chip."""
+    fastest_variant = chip_targets(chip, memory)[-1]  # they are sorted by bandwidth
+    targets = [fastest_variant] * count
     ways: Sequence[Any] = SPLITS if count > 1 else ("alone",)
     return best([predict_hosts(read, targets, link, CONTEXT, way=way) for way in ways])
 
 
 def _cell(found: HostsPrediction) -> str:
+    """Return the speed, with a p for a pipeline; a dash where the model does not fit."""
     if found.fits is False:
         return "–"
-    return f"{found.speed:.1f}{' p' if found.way == 'pipeline' else ''}"
+    if found.way == "pipeline":
+        return f"{found.speed:.1f} p"
+    return f"{found.speed:.1f}"
 
 
 def _file() -> dict[str, Any]:
