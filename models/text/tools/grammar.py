@@ -1,6 +1,9 @@
 """Grammars of tool calls: forced ones, and optional ones from the moment that their markup begins.
 
 `Grammars.call_rules` calls `call_rules`; the rules of one family are in its form (`ToolForm.rules`).
+
+Harmony alone is told apart here: its answer is a channel, as its calls are, so no text stands outside of markup.
+Guard: tests/models/text/tools/test_forms.py.
 """
 
 import re
@@ -51,8 +54,11 @@ def _answer(form: ToolForm, begin: str, literal: Callable[[str], str], use: Tool
         call = f"{literal(form.rule_begin.removeprefix(form.end_of_text))} rest"
         return [f"answer: TEXT ({literal(form.end_of_text)} ({call} | {literal(form.end_of_answer)})?)?"]
     times = "*" if use.parallel else "?"
-    if "<[" in begin:  # text before the first control token belongs to TEXT, where a lone `<` is nothing special
-        return [f"answer: (TEXT {begin[begin.index('<[') :]} rest){times} TEXT"]
+    # `begin` as Lark: `<[7]>` for a control token, or literals before one. Text before the first control token belongs
+    # to TEXT, where a lone `<` is nothing special.
+    if "<[" in begin:
+        from_token = begin[begin.index("<[") :]
+        return [f"answer: (TEXT {from_token} rest){times} TEXT"]
     # In Lark's `/.../`: with `\/` for a slash, and `\n` for the line break that `re.escape` leaves after a backslash.
     pattern = re.escape(form.rule_begin).replace("/", "\\/").replace("\\\n", "\\n")
     return [f"answer: (before rest){times} TEXT", f"before[lazy]: /(.|\\n)*{pattern}/"]
