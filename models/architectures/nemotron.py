@@ -114,6 +114,7 @@ def _widths(fields: Fields) -> list[int]:
     for _, feed_forward in _blocks(fields):
         width = 0
         if not feed_forward.values.get("no_op"):
+            # As its class: the factor in six decimals, two thirds of it since a gate is a third matrix, whole steps.
             inner = int(2 * round(feed_forward.positive("ffn_mult"), 6) * hidden / 3)
             width = -(-inner // _STEP) * _STEP
         widths.append(width)

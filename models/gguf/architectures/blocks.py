@@ -25,7 +25,14 @@ SANDWICH_NORMS = {
     "post_ffw_norm": TensorRule("post_feedforward_layernorm", "hidden"),
 }
 
-NUMBERED_DRAFTS = DraftLayer("model.layers.{}.", "", "eh_proj", "enorm", "hnorm", "shared_head.norm")
+NUMBERED_DRAFTS = DraftLayer(
+    at="model.layers.{}.",
+    layer="",
+    projection="eh_proj",
+    embedding_norm="enorm",
+    hidden_norm="hnorm",
+    norm="shared_head.norm",
+)
 
 
 def attention(

@@ -170,7 +170,14 @@ _QWEN35 = GGUFArchitecture(
     "Qwen3_5ForConditionalGeneration", "qwen3_5_text",
     {**_REST, "linear_attention": _delta(tiled=True)}, tables(), keys=_KEYS, constants=_CONSTANTS,
     entries=_qwen35, sizes=_sizes, wrapped="qwen3_5", unread=SECTIONS,
-    drafts=DraftLayer("mtp.", "layers.0.", "fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"),
+    drafts=DraftLayer(
+        at="mtp.",
+        layer="layers.0.",
+        projection="fc",
+        embedding_norm="pre_fc_norm_embedding",
+        hidden_norm="pre_fc_norm_hidden",
+        norm="norm",
+    ),
 )  # fmt: skip
 _QWEN35_MOE = replace(
     _QWEN35, model_class="Qwen3_5MoeForConditionalGeneration", model_type="qwen3_5_moe_text", wrapped="qwen3_5_moe",
