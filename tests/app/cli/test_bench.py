@@ -19,6 +19,7 @@ from headrace.app.cli.predict import fit, predict
 from headrace.runtime import ops
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
 from tests.support.damaged import install_damaged
+from tests.support.patience import PATIENCE_S
 from tests.support.terminal import spawn_headrace
 from tests.support.tiny import config_of
 from tests.support.tiny_chat import write_chat_model
@@ -166,6 +167,7 @@ def test_a_run_is_saved_also_if_its_report_fails_and_reported_also_if_it_cannot_
             run(*options)
     assert len(json.loads(run("history", "--json").stdout)) == 1
     assert not (tmp_path / "out.html").exists()
+    monkeypatch.setattr("headrace.app.bench.show.html_report.html", lambda _: "a report")
     monkeypatch.setattr("headrace.app.bench.compare.history.History.add", fail)
     with pytest.raises(HeadraceError, match="full"):
         run(*options)
@@ -373,7 +375,8 @@ def test_fit_marks_catalog_models_by_whether_they_fit() -> None:
     assert re.search(r"qwen2.5-32b .*✗", shown)
 
 
-def test_damaged_weights_are_noted(model: Path) -> None:
+def test_damaged_weights_are_noted(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.app.bench.measure.run._CHECK_S", PATIENCE_S)
     install_damaged(model)
     notes = json.loads(run("-m", "mine", *SHORT, "--no-pg", "--json").stdout)["notes"]
     assert any("mine is damaged" in note for note in notes)

@@ -125,7 +125,6 @@ def test_a_model_is_loaded_and_answers(client: EngineClient, model: Path) -> Non
     assert card.machine.usable_cores >= 1
     deltas = [event for event in events if isinstance(event, Delta)]
     assert [record.index for delta in deltas for record in delta.records] == list(range(40))
-    assert len(deltas) < 40  # several tokens in one message
     assert deltas[0].text or not deltas[0].records[1:]
     assert (done.id, done.end.reason, done.end.summary.completion_tokens) == (1, "length", 40)
     assert done.end.summary.ttft_s is not None

@@ -49,3 +49,8 @@ def test_half_a_tag_is_of_its_section_at_the_end() -> None:
     sent = deltas(["<think>hm", "</th"], thinks=True)
     assert [delta.thinking for delta in sent if delta.thinking] == ["hm", "</th"]
     assert "".join(delta.text for delta in sent) == "<think>hm</th"
+
+
+def test_text_after_the_first_is_sent_together() -> None:
+    sent = deltas(["a", "b", "c"], thinks=False, text_s=99.0)
+    assert [delta.text for delta in sent] == ["a", "bc"]
