@@ -17,7 +17,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.tiny_chat import write_chat_model
 
 TEXTS = [f"{word} " * 9 for word in ("one", "two", "three", "four", "five", "six", "seven", "eight")]
-LENGTH = 60
+LENGTH = 24
 ENDLESS = 3500
 # What the test asks beyond the page: the ends of all answers so far.
 ENDS = """

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 @pytest.mark.sampled
 @pytest.mark.skipif(sys.platform != "linux", reason="limits and failing calls are those of Linux")
-@pytest.mark.parametrize(("module", "step"), [("full_disk", "9001"), ("io_errors", "97")])
+@pytest.mark.parametrize(("module", "step"), [("full_disk", "9001"), ("io_errors", "149")])
 def test_confirmed_writes_survive_a_full_disk(tmp_path: Path, module: str, step: str) -> None:
     if module == "io_errors" and shutil.which("c++") is None:
         pytest.skip("needs a C++ compiler")

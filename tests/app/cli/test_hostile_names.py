@@ -23,7 +23,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "command",
     [
-        "predict -m", "predict --explain -m", "models show", "run -n 2 hi --stats -m", "verify -m",
+        "predict -m", "predict --explain -m", "models show", "run -n 2 hi --stats -m",
+        "verify --tokens 2 --sequences 2 -m",
         *(f"bench -p 4 -n 4 -r 1 -o {form} -m" for form in ("md", "csv", "table", "json")),
     ],
 )  # fmt: skip

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import mlx.core as mx
 import pytest
 from click.testing import CliRunner, Result
 
+from headrace.app.cli.commands import run_command_line
 from headrace.app.cli.models import models
 from headrace.app.cli.quantize import quantize
 from headrace.app.quantize import quantize as run_module
@@ -178,20 +178,16 @@ def test_a_failed_write_leaves_nothing(measured: Path, tmp_path: Path, monkeypat
     assert not [entry for entry in tmp_path.iterdir() if "out" in entry.name]
 
 
-def test_an_interrupt_has_exit_code_130(plain: Path, tmp_path: Path) -> None:
-    script = (
-        "import os, signal, sys\n"
-        "from headrace.app.quantize import sensitivity\n"
-        "def trial(*_): os.kill(os.getpid(), signal.SIGINT)\n"
-        "sensitivity.trial = trial\n"
-        f"sys.argv[1:] = ['quantize', {str(plain)!r}, '--bits', '4.5', '-o', {str(tmp_path / 'out')!r}]\n"
-        "from headrace.app.cli.main import main\n"
-        "sys.exit(main())\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 130, done.stderr
-    assert "interrupted: 0 of 6 parts are measured and kept; the same command goes on" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_an_interrupt_has_exit_code_130(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupting(monkeypatch, 0)
+    arguments = ["quantize", str(plain), "--bits", "4.5", "-o", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["headrace", *arguments])
+    assert run_command_line() == 130
+    errors = capsys.readouterr().err
+    assert "interrupted: 0 of 6 parts are measured and kept; the same command goes on" in errors
+    assert "Traceback" not in errors
 
 
 def test_memory_leaves_room_for_kv_and_the_program(measured: Path, tmp_path: Path) -> None:
