@@ -1,7 +1,8 @@
 """headrace as processes, on Linux forked from one that has already imported the modules.
 
 A command, server or engine has its own process, streams, environment, working directory and session; only the start of
-the interpreter and the imports are shared. The machine is measured briefly.
+the interpreter and the imports are shared. So have the processes for chat templates that these start. The machine is
+measured briefly.
 `tests/app/cli/test_processes.py` runs each command once in an interpreter of its own.
 """
 
@@ -11,6 +12,7 @@ import fcntl
 import functools
 import gc
 import importlib
+import io
 import json
 import os
 import platform
@@ -40,7 +42,7 @@ _IMPORTED = (
     "headrace.app.cli.run.command", "headrace.app.cli.serve", "headrace.app.cli.sessions",
     "headrace.app.cli.standard_streams", "headrace.app.cli.verify", "headrace.app.engine.host",
     "headrace.app.engine.process", "headrace.app.server.serve", "headrace.models.loading.load",
-    "headrace.runtime.engine.engine",
+    "headrace.models.text.template_sandbox", "headrace.runtime.engine.engine",
 )  # fmt: skip
 # Variables that the interpreter, the dynamic linker or an imported library reads at its start. TOKENIZERS_PARALLELISM
 # is none: it is read for each call, and each test process has it once it has loaded a tokenizer.
@@ -95,7 +97,9 @@ class ForkedProcess(subprocess.Popen[Any]):
         _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *_, start_new_session, _ = more
         streams = [stream if given == -1 else given for stream, given in enumerate((p2cread, c2pwrite, errwrite))]
         pid = None
-        if isinstance(args, list) and preexec_fn is None:
+        if _is_template_worker(args):
+            pid = _fork_template_worker(args, env, streams)
+        elif isinstance(args, list) and preexec_fn is None:
             numbered = {**dict(enumerate(streams)), **{number: number for number in pass_fds}}
             environment = os.environ if env is None else env
             pid = fork_headrace(args, environment, cwd, new_session=start_new_session, descriptors=numbered)
@@ -161,6 +165,10 @@ class _SubprocessForks:
 
 def _is_headrace(command: Sequence[str]) -> bool:
     return tuple(command[:3]) == HEADRACE
+
+
+def _is_template_worker(command: Any) -> bool:
+    return isinstance(command, list) and command[1:4] == ["-I", "-S", "-c"] and "template_worker" in command[4]
 
 
 def _is_engine(command: Sequence[str]) -> bool:
@@ -242,6 +250,7 @@ def serve(number: int) -> None:
     """Import the modules, and fork processes for requests on this socket, until it is closed."""
     for name in _IMPORTED:
         importlib.import_module(name)
+    from headrace.models.text import template_process
     from tests.support.steady import measure_machine_briefly
 
     for name in ("OPENBLAS_NUM_THREADS", "SPACE_FOR_VARIABLES"):
@@ -249,6 +258,7 @@ def serve(number: int) -> None:
     gc.freeze()  # a collection in a fork would copy the pages of all of these objects
     measure_machine_briefly()
     fork_engines()
+    template_process.subprocess = _SubprocessForks()  # type: ignore[assignment]
     _serve(socket.socket(fileno=number))
 
 
@@ -278,6 +288,42 @@ def _fork_sibling() -> int:
     else:
         ctypes.pythonapi.PyOS_AfterFork_Child()
     return pid
+
+
+def _fork_template_worker(command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> int:
+    """Return the id of a child process that renders chat templates, forked from this process.
+
+    An interpreter of its own takes as much processor time to start as the rest of a short command.
+    """
+    pid = os.fork()
+    if not pid:
+        _render_templates(command, environment, streams)
+    return pid
+
+
+def _render_templates(command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> NoReturn:
+    """Do the jobs of a process for chat templates, in a fork of a program of several threads.
+
+    Only this thread exists here. The others may have held Python's streams, so these are opened anew.
+    """
+    from headrace.models.text import template_worker
+
+    try:
+        _show(command, environment)
+        os.setpgid(0, 0)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        _move(streams, range(3))
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.stdin = io.TextIOWrapper(open(0, "rb"))  # noqa: SIM115 - until the end of the process
+        sys.stdout = io.TextIOWrapper(open(1, "wb"))  # noqa: SIM115
+        template_worker.main()
+    except BaseException:
+        os.write(2, traceback.format_exc().encode())
+    os._exit(1)  # `main` ends the process by itself
 
 
 def _inherit_template() -> None:
