@@ -1,12 +1,12 @@
 """The whole program in a real terminal (tmux) with the real model: a session from start to quit, and how it ends.
 
-Skipped where tmux is not installed. Needs no network once the default model is there.
+Skipped where tmux is not installed. Needs no network once the default model is there. tests/faults/test_kills.py kills
+the engine of an answer, and tests/tui/test_chat.py starts it again.
 """
 
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -173,20 +173,6 @@ def _words(screen: str) -> bool:
 def _chat(screen: str) -> list[str]:
     """The lines of the chat, without the decode panel."""
     return [line[:74].rstrip() for line in screen.splitlines()]
-
-
-def test_killing_the_engine_in_the_middle_of_an_answer(tmux: Tmux) -> None:
-    tmux.start()
-    tmux.sees("loaded in")
-    tmux.ask("Write a very long story about a mill.")
-    tmux.until(_words)
-    (engine,) = tmux.engines()
-    os.kill(engine, signal.SIGKILL)
-    tmux.sees("F8 starts it again", "✗ the engine died")
-    tmux.press("F8")
-    tmux.until(lambda screen: "F8 starts it again" not in screen)
-    tmux.ask("What is the capital of France?")
-    tmux.sees("Paris", "first token")
 
 
 def test_suspend_resize_and_a_closed_terminal(tmux: Tmux) -> None:
