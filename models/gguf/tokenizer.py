@@ -107,7 +107,8 @@ def _document(rules: Tokenizer, vocabulary: Vocabulary, merges: Iterable[tuple[s
     """
     document = msgspec.json.decode(rules.to_str())
     model = document["model"]
-    model["vocab"] = dict(sorted(vocabulary.ids().items()))
+    ids = vocabulary.ids()
+    model["vocab"] = {token: ids[token] for token in sorted(ids)}  # texts alone sort in half the time of pairs
     has_spaces = any(" " in token for token in vocabulary.tokens)
     model["merges"] = list(merges) if has_spaces else [f"{left} {right}" for left, right in merges]
     special = set(vocabulary.ids_of(*SPECIAL))

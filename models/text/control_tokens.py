@@ -137,7 +137,8 @@ class ControlTokens:
             model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocab]
             return
         # In the order in which the library reads them soonest, as in `models.gguf.tokenizer`.
-        model["vocab"] = dict(sorted((names.get(piece, piece), index) for piece, index in vocab.items()))
+        renamed = {names.get(piece, piece): index for piece, index in vocab.items()}
+        model["vocab"] = {piece: renamed[piece] for piece in sorted(renamed)}
         if (unknown := model.get("unk_token")) is not None:
             model["unk_token"] = names.get(unknown, unknown)
         if "merges" in model:
