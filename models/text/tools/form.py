@@ -58,6 +58,8 @@ class ToolForm(ABC):
     markup: the texts around the parts of calls; None if they are JSON objects alone.
     end_of_text: the beginning of `rule_begin` that a text without calls has after it, too; "" for none.
     end_of_answer: after `end_of_text` in an answer without calls.
+    text_head: between `rule_begin` and a text without calls, where that has the same beginning; "" for none.
+    other_calls: rule of calls that do not begin with `rule_begin`; "" for none.
     """
 
     begins: Sequence[str] = ()
@@ -70,6 +72,8 @@ class ToolForm(ABC):
     markup: Markup | None = None
     end_of_text: str = ""
     end_of_answer: str = ""
+    text_head: str = ""
+    other_calls: str = ""
 
     @abstractmethod
     def read(self, text: str, *, final: bool) -> Reading | None:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.models.text.tools.form import ToolForm
-from headrace.models.text.tools.harmony import Harmony
 from headrace.models.text.tools.use import ToolUse
 
 
@@ -39,15 +38,15 @@ def call_rules(form: ToolForm, use: ToolUse, literal: Callable[[str], str]) -> C
     if use.parallel and form.separator is not None:
         more = f"({literal(form.separator)} {begin} rest)*"
     calls = f"calls: {begin} rest {more}"
-    if isinstance(form, Harmony):
-        calls += " | recipient_first"
+    if form.other_calls:
+        calls += f" | {form.other_calls}"
     return CallRules("\n".join([calls, *_answer(form, begin, literal, use), form.rules(tools, literal)]), use.is_forced)
 
 
 def _answer(form: ToolForm, begin: str, literal: Callable[[str], str], use: ToolUse) -> list[str]:
     """Return the rules of `answer`."""
-    if isinstance(form, Harmony):
-        return [f'answer: calls | {begin} "final" {literal("<|message|>")} TEXT']
+    if form.text_head:
+        return [f"answer: calls | {begin} {literal(form.text_head)} TEXT"]
     if not form.rule_begin:
         return ["answer: calls"]
     if form.end_of_text:

@@ -25,6 +25,8 @@ class Harmony(ToolForm):
 
     begins = (CALL_BEGIN,)
     rule_begin = "<|channel|>"
+    text_head = "final<|message|>"
+    other_calls = "recipient_first"
     head = re.compile(f"{re.escape(CALL_BEGIN + _RECIPIENT)}([^{CALL_MESSAGE}]+){CALL_MESSAGE}")
 
     def __init__(self, _marks: MarkupTokens) -> None:
