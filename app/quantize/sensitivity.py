@@ -106,8 +106,9 @@ class Sensitivities:
                 continue
             stages.begin(number, len(parts), part.name)
             importance = importances.get(part.name)
-            kl = fmean(reference.compare(trial(self._model, decoder, part, importance)).kl)
-            errors = squared_errors(self._model, part, importance)
+            arrays = self._model.arrays()  # new ones for each part: those that are read stay in memory
+            kl = fmean(reference.compare(trial(self._model, arrays, decoder, part, importance)).kl)
+            errors = squared_errors(self._model, arrays, part, importance)
             self._measured[part.name] = {"kl": kl, "squared_errors": errors}
             write_cache(self._file, self._measured)
 

@@ -222,17 +222,20 @@ def _layer_of(name: str) -> int | None:
     return int(match[1])
 
 
-def trial(model: PlainModel, decoder: Decoder, part: WeightGroup, importance: mx.array | None) -> Decoder:
+def trial(
+    model: PlainModel, arrays: dict[str, Any], decoder: Decoder, part: WeightGroup, importance: mx.array | None
+) -> Decoder:
     """Return the decoder with one part rounded to its probe format. Only that layer's weights are in memory twice.
 
+    arrays: of `PlainModel.arrays`; it keeps those of the layer, which are read here.
     importance: of the part's columns; None: all are alike.
     """
 
-    def round_part(arrays: dict[str, object]) -> dict[str, object]:
-        rounded_arrays = dict(arrays)
+    def round_part(named: dict[str, object]) -> dict[str, object]:
+        rounded_arrays = dict(named)
         for module in part.shapes:
             name = f"{module}.weight"
-            matrix = loaded(arrays[name])
+            matrix = loaded(named[name])
             rounded_arrays[name] = dequantized(rounded(matrix, part.probe, importance), matrix.dtype)
         return rounded_arrays
 
@@ -241,15 +244,19 @@ def trial(model: PlainModel, decoder: Decoder, part: WeightGroup, importance: mx
         decoder.ops,
         decoder.dtype,
         take=round_part,
-        read=lambda _checkpoint: model.arrays(),
+        read=lambda _checkpoint: arrays,
         part=model.text,
     )
     return decoder.with_part(parameters, part.layer)
 
 
-def squared_errors(model: PlainModel, part: WeightGroup, importance: mx.array | None) -> list[float]:
-    """Return the squared error of the part's weights in each of its formats, by the importance of columns."""
-    arrays = model.arrays()
+def squared_errors(
+    model: PlainModel, arrays: Mapping[str, Any], part: WeightGroup, importance: mx.array | None
+) -> list[float]:
+    """Return the squared error of the part's weights in each of its formats, by the importance of columns.
+
+    arrays: of `PlainModel.arrays`.
+    """
     matrices = [loaded(arrays[model.text.stored[f"{module}.weight"]]) for module in part.shapes]
     return [sum(squared_error(matrix, groups, importance) for matrix in matrices) for groups in part.formats]
 
