@@ -129,16 +129,8 @@ def _name_text(config: Config) -> None:
 
 
 def _older_keys(config: Config) -> None:
-    """Add the section of delta networks, and the first sparse layer."""
+    """Add the section of delta networks."""
     kinds = config.get("layer_types")
-    mlp = config.get("mlp_layer_types")
-    if isinstance(mlp, list):
-        dense = mlp.index("sparse") if "sparse" in mlp else len(mlp)
-        if "dense" in mlp[dense:]:
-            raise CheckpointError(
-                "config.json: mlp_layer_types has a dense layer after a sparse one, which is not supported"
-            )
-        config.setdefault("first_k_dense_replace", dense)
     if not isinstance(kinds, list) or config.get("linear_attn_config") is not None:
         return
     config["linear_attn_config"] = {
@@ -164,6 +156,7 @@ ROWS = (
         "kimi_linear",
         Family(),
         add_keys=_older_keys,
+        dense_first=True,
         tensor_names=_NAMES,
         rename=_renamed,
         only={"mla_use_nope": True},
