@@ -61,7 +61,8 @@ def _figure(number: float) -> str:
     exponent = math.log10(abs(number)) if number else 0.0
     if abs(exponent) < 4 or not exponent.is_integer():
         return f"{number:.10g}"
-    return f"{'-' if number < 0 else ''}10^{exponent:.0f}"
+    sign = "-" if number < 0 else ""
+    return f"{sign}10^{exponent:.0f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,8 @@ class Whole:
     def __str__(self) -> str:
         if self.maximum is None:
             return f"{self.minimum} or more"
-        return f"from {self.minimum} to {'2^64 - 1' if self.maximum == 2**64 - 1 else self.maximum}"
+        maximum = "2^64 - 1" if self.maximum == 2**64 - 1 else self.maximum
+        return f"from {self.minimum} to {maximum}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,9 @@ class TokenLimit(Whole):
     """A number of tokens, at least 1; -1, as llama.cpp and others write it: no limit but the context's."""
 
     def read(self, value: object) -> int:
-        return _NO_LIMIT if value == -1 and not isinstance(value, bool) else Whole(1).read(value)
+        if value == -1 and not isinstance(value, bool):
+            return _NO_LIMIT
+        return Whole(1).read(value)
 
     def __str__(self) -> str:
         return "1 or more, or -1: no limit"
@@ -149,14 +153,10 @@ class JSONSchema:
     def read(self, value: object) -> Mapping[str, object] | bool:
         if value == "object":
             return {"type": "object"}
-        if isinstance(value, str):
-            try:
-                value = json.loads(value)
-            except (ValueError, RecursionError):
-                raise ValueError("JSON") from None
-        if not isinstance(value, Mapping | bool):
+        schema = _parsed(value)
+        if not isinstance(schema, Mapping | bool):
             raise ValueError(str(self))
-        return value
+        return schema
 
     def __str__(self) -> str:
         return "a JSON schema or `object`"
@@ -167,17 +167,23 @@ class JSONObject:
     """A JSON object, also as JSON text."""
 
     def read(self, value: object) -> Mapping[str, object]:
-        if isinstance(value, str):
-            try:
-                value = json.loads(value)
-            except (ValueError, RecursionError):
-                raise ValueError("JSON") from None
-        if not isinstance(value, Mapping):
+        parsed = _parsed(value)
+        if not isinstance(parsed, Mapping):
             raise ValueError(str(self))
-        return value
+        return parsed
 
     def __str__(self) -> str:
         return "a JSON object"
+
+
+def _parsed(value: object) -> object:
+    """Return the value of JSON text, and any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        raise ValueError("JSON") from None
 
 
 @dataclass(frozen=True, slots=True)
