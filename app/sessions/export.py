@@ -1,7 +1,8 @@
 """Export of a session: Markdown or HTML of the active branch, or JSON of all branches.
 
-/export and `headrace sessions export` write it. Messages are Markdown by anybody: headings, HTML and open code blocks
-of a message must not change the document around it (`markdown_part`).
+/export and `headrace sessions export` write it. Messages are Markdown by anybody: headings, HTML, open code blocks and
+definitions of links in a message must not change the document around it, and its images must not be fetched when the
+document is shown (`markdown_part`).
 
 Guards: tests/app/sessions/test_export_path.py and test_markdown_part.py.
 """
@@ -35,6 +36,8 @@ _LOWER = 2  # levels: `#` and `##` belong to the document
 _LOWEST = 6  # level of Markdown's smallest heading
 # The beginning of a tag, `<b>`, `</b>`, `<!-- -->`; but no address in angle brackets, `<https://example.org>`.
 _TAG = re.compile(r"<(?=[A-Za-z/!?])(?!https?://[^\s<>]*>)")
+# The beginning of an image, `![`, after an even number of backslashes: an odd number escapes it.
+_IMAGE = re.compile(r"(?<!\\)((?:\\\\)*)!(?=\[)")
 # `====` or `----` below a line makes it a heading, also within a quotation: `> ----`.
 _UNDERLINE = re.compile(r"^([ \t>]*)((?:=+|-+)[ \t]*)$")
 # Code within a line, `x` or ``a ` b``: as many backquotes at its end as at its beginning, none of them escaped.
@@ -99,7 +102,7 @@ def page(store: SessionStore, session_id: str, form: str) -> str:
 def to_markdown(session: Session, branch: Sequence[Message]) -> str:
     """Return a branch as Markdown, safe to print, with folded thinking and metrics per answer.
 
-    No text of a message can pass for another message, or for HTML.
+    No text of a message can pass for another message or for HTML, define links of others, or load an image.
     """
     parts = [f"# {_line(session.title) or 'Untitled'}", f"*{markdown_line(_facts(session))}*"]
     if session.system:
@@ -175,7 +178,7 @@ def _line(text: str) -> str:
 
 def markdown_part(text: str) -> str:
     """Return Markdown that stays within its part of a document."""
-    lines = _without_html(_without_underlines(text.split("\n")))
+    lines = _without_unsafe(_without_underlines(text.split("\n")))
     tokens = _parser().parse("\n".join(lines))
     for token in tokens:
         if token.type == "heading_open" and token.map is not None:
@@ -188,15 +191,15 @@ def markdown_part(text: str) -> str:
 
 
 def markdown_line(text: str) -> str:
-    """Return text for one line of Markdown, without HTML."""
-    return _TAG.sub("&lt;", " ".join(text.split()))
+    """Return text for one line of Markdown, without HTML and images."""
+    return _escape(" ".join(text.split()))
 
 
 @cache
 def _parser() -> "MarkdownIt":
     from markdown_it import MarkdownIt
 
-    return MarkdownIt("commonmark")
+    return MarkdownIt("commonmark", {"inline_definitions": True})  # tokens for definitions of links, `[name]: address`
 
 
 def _lower(lines: list[str], heading: "Token") -> None:
@@ -216,13 +219,26 @@ def _without_underlines(lines: Sequence[str]) -> list[str]:
     return changed
 
 
+def _without_unsafe(lines: Sequence[str]) -> list[str]:
+    """Escape HTML, images, and definitions of links, which count in the whole document."""
+    while True:  # an escape can uncover another definition: `[a]: <b` is none, `[a]: &lt;b` is one
+        changed = _without_html(lines)
+        tokens = _parser().parse("\n".join(changed))
+        first_lines = [token.map[0] for token in tokens if token.type == "definition" and token.map is not None]
+        if not first_lines:
+            return changed
+        for index in first_lines:
+            changed[index] = changed[index].replace("[", "\\[", 1)
+        lines = changed
+
+
 def _without_html(lines: Sequence[str]) -> list[str]:
-    """Escape tags outside of code; inside of what may be code, too, if a parser still finds one."""
+    """Escape tags and images outside of code; inside of what may be code, too, if a parser still finds one."""
     for in_code in (_escape_around_code, _escape):
         changed = list(lines)
         for start, end in _plain_runs(lines):
             changed[start:end] = in_code("\n".join(lines[start:end])).split("\n")
-        if not _has_html(_parser().parse("\n".join(changed))):
+        if not _has_unsafe(_parser().parse("\n".join(changed))):
             break
     return changed
 
@@ -240,7 +256,8 @@ def _plain_runs(lines: Sequence[str]) -> Iterator[tuple[int, int]]:
 
 
 def _escape(text: str) -> str:
-    return _TAG.sub("&lt;", text)
+    """Escape tags, and the marks of images: the image becomes a link after an exclamation mark."""
+    return _IMAGE.sub(r"\1\!", _TAG.sub("&lt;", text))
 
 
 def _escape_around_code(text: str) -> str:
@@ -250,5 +267,9 @@ def _escape_around_code(text: str) -> str:
     return "".join(parts)
 
 
-def _has_html(tokens: Sequence["Token"]) -> bool:
-    return any(token.type.startswith("html_") or _has_html(token.children or ()) for token in tokens)
+def _has_unsafe(tokens: Sequence["Token"]) -> bool:
+    """Return whether HTML or an image is among the tokens."""
+    for token in tokens:
+        if token.type.startswith("html_") or token.type == "image" or _has_unsafe(token.children or ()):
+            return True
+    return False

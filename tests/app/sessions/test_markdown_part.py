@@ -12,7 +12,7 @@ PARSER = MarkdownIt("commonmark")
 PIECES = st.sampled_from([
     "# a", "## You", "You\n---", "You\n===", "<script>x</script>", "</details>", "<!--", "<b>", "<https://e.org/a>",
     "`", "``", "```", "~~~", "````", "\\", "    ", "> ", "- ", "1. ", "\n", "\n\n", "a", " ", "&lt;", "| a |", "***",
-    "\t", "<a\n>",
+    "\t", "<a\n>", "[end]: /e", "[a]: <e>", "[a]", "![", "](e.png)", "![a](e.png)", "!", "[a\n]: e",
 ])  # fmt: skip
 
 
@@ -22,11 +22,12 @@ def flat(tokens: list[Token]) -> list[Token]:
 
 def stays_a_part(part: str) -> None:
     """Check a part by what a parser makes of a document around it."""
-    tokens = flat(PARSER.parse(f"## You\n\n{part}\n\n## Answer\n\nend"))
+    tokens = flat(PARSER.parse(f"## You\n\n{part}\n\n## Answer\n\n[end]"))
     headings = [token for token in tokens if token.type == "heading_open" and token.tag in ("h1", "h2")]
     assert [heading.level for heading in headings] == [0, 0], part
     assert not [token for token in tokens if token.type.startswith("html_")], part
-    assert (tokens[-2].type, tokens[-2].content) == ("text", "end"), part
+    assert not [token for token in tokens if token.type == "image"], part
+    assert (tokens[-2].type, tokens[-2].content) == ("text", "[end]"), part
 
 
 @example(["<script>", "\n", "`", "<script>", "\n\n", "`"])
@@ -46,6 +47,8 @@ def test_no_text_leaves_its_part(pieces: list[str]) -> None:
         ("```html\n<b># x</b>\n```\n<b>", "```html\n<b># x</b>\n```\n&lt;b>"),
         ("```py\nx = 1", "```py\nx = 1\n```"),
         ("You\n===", "You\n\\==="),
+        ("see ![a](e.png), `![a]` and \\![a]", "see \\![a](e.png), `![a]` and \\![a]"),
+        ("[a] and\n\n[a]: https://e.org 'b'\n\n    [a]: code", "[a] and\n\n\\[a]: https://e.org 'b'\n\n    [a]: code"),
     ],
 )
 def test_code_is_unchanged_and_other_markdown_is_escaped(text: str, part: str) -> None:
