@@ -6,14 +6,14 @@ every event through both.
 """
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypedDict, get_type_hints
 
 from headrace.app.engine.events import BatchStatus, Delta, Died, Done, Event, Failed, PeakMeasured, Prefill, Ready
 from headrace.app.engine.model_card import ModelCard
 from headrace.models.text.events import TextChunk
 from headrace.runtime.config.typed import typed
-from headrace.runtime.engine.request import Finished, Step
-from headrace.runtime.metrics.telemetry import PoolStats, StepRecord, Summary
+from headrace.runtime.engine.request import Finished, FinishReason, Step
+from headrace.runtime.metrics.telemetry import StepRecord, Summary
 
 
 def document(event: Event) -> tuple[str, dict[str, object]] | None:
@@ -42,30 +42,65 @@ def document(event: Event) -> tuple[str, dict[str, object]] | None:
 
 
 def event_of(name: str, fields: dict[str, Any]) -> Event | None:
-    """Return the event of a document; None for an unknown name. Raises ValueError, TypeError, KeyError."""
-    from headrace.runtime.machine.peaks import Peak
+    """Return the event of a document; None for an unknown name.
 
+    Raises ValueError for values of other types, and TypeError or KeyError for missing ones.
+    """
     match name:
         case "model":
             return Ready(_read_card(fields))
         case "prefill":
             return typed(Prefill, fields)
         case "steps":
-            records = typed(list[StepRecord], fields["steps"])
-            return Delta(fields["id"], [textless(record) for record in records], fields["ttft_s"], has_steps=False)
+            steps = typed(_Steps, fields)
+            parts = [textless(record) for record in steps["steps"]]
+            return Delta(steps["id"], parts, steps["ttft_s"], has_steps=False)
         case "done":
-            return Done(fields["id"], Finished(fields["reason"], typed(Summary, fields["summary"])))
+            done = typed(_Done, fields)
+            return Done(done["id"], Finished(done["reason"], done["summary"]))
         case "failed":
-            return Failed(fields["id"], "", None)
+            return Failed(typed(int, fields["id"]), "", None)
         case "load":
-            blocks = typed(PoolStats, fields["blocks"]) if fields["blocks"] else None
-            states = {int(answer): state for answer, state in fields["states"].items()}
-            return BatchStatus(**fields | {"states": states, "blocks": blocks, "batches": tuple(fields["batches"])})
+            states = {int(answer): state for answer, state in typed(dict[str, object], fields["states"]).items()}
+            read = _read(BatchStatus, {**fields, "states": states})
+            return BatchStatus(**read | {"batches": tuple(read["batches"])})
         case "bandwidth":
-            return PeakMeasured(**fields | {"peak": typed(Peak, fields["peak"])})
+            return PeakMeasured(**_read(PeakMeasured, fields))
         case "died":
             return Died("the engine stopped")
     return None
+
+
+class _Steps(TypedDict):
+    """The document of a `Delta`."""
+
+    id: int
+    ttft_s: float | None
+    steps: list[StepRecord]
+
+
+class _Done(TypedDict):
+    """The document of a `Done`."""
+
+    id: int
+    reason: FinishReason
+    summary: Summary
+
+
+def _read(kind: type, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a document that a class has, each of the type that it has there. Raises ValueError.
+
+    `typed` cannot read the classes of `events` themselves: they import some types for type checkers alone.
+    """
+    from headrace.runtime.engine.sequence import State
+    from headrace.runtime.machine.hardware import Machine
+    from headrace.runtime.machine.memory import MemoryBudget
+    from headrace.runtime.machine.peaks import Peak
+    from headrace.runtime.metrics.cost import StepCost
+
+    names = {kind.__name__: kind for kind in (Machine, MemoryBudget, Peak, StepCost)}
+    types = get_type_hints(kind, localns={**names, "State": State, "Recommendation": object})
+    return {name: typed(types[name], value) for name, value in fields.items() if name in types}
 
 
 def textless(record: StepRecord) -> TextChunk:
@@ -86,20 +121,15 @@ def _card(card: ModelCard) -> dict[str, object]:
 
 
 def _read_card(fields: dict[str, Any]) -> ModelCard:
-    from headrace.runtime.machine.hardware import Machine
-    from headrace.runtime.machine.peaks import Peak
-    from headrace.runtime.metrics.cost import StepCost
-
-    machine = typed(Machine, {**fields["machine"], "isa": []})
-    machine.__dict__.update(gpu_cores=None, chip=None)  # those of the other machine are not known here
-    cost = typed(StepCost, fields["cost"])
-    peak = typed(Peak, fields["peak"]) if fields["peak"] else None
     unknown: dict[str, object] = {
         "path": "",
         "origin": "",
         "licence": None,
         "generation_defaults": {},
         "budget": None,
+        "active_memory_bytes": 0,
     }
-    read = {"machine": machine, "cost": cost, "peak": peak, "active_memory_bytes": 0}
-    return ModelCard(**fields | unknown | read)
+    machine = {**fields["machine"], "isa": []}
+    card = ModelCard(**_read(ModelCard, {**fields, **unknown, "machine": machine}))
+    card.machine.__dict__.update(gpu_cores=None, chip=None)  # those of the other machine are not known here
+    return card

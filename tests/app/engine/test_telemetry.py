@@ -1,6 +1,7 @@
 """Events as documents without text, and back."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -42,17 +43,17 @@ def back(event: Event) -> Any:
     return event_of(found[0], json.loads(text))
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
-        Prefill(3, 5, 10, 2, 0.1, 0.2),
-        Delta(3, [textless(record(0, 11)), textless(TIMED)], 0.5, has_steps=False),
-        Done(3, Finished("stop", make_summary())),
-        BatchStatus({3: "decode", 4: "waiting"}, 9, 1.5, (1, 2), 100, 200, 300, PoolStats(1, 2, 3, 4)),
-        BatchStatus({}, 0, 1.5, (), 100, 200, 300, None),
-        PeakMeasured(PEAK, 1e11, 40.0),
-    ],
-)
+EVENTS = [
+    Prefill(3, 5, 10, 2, 0.1, 0.2),
+    Delta(3, [textless(record(0, 11)), textless(TIMED)], 0.5, has_steps=False),
+    Done(3, Finished("stop", make_summary())),
+    BatchStatus({3: "decode", 4: "waiting"}, 9, 1.5, (1, 2), 100, 200, 300, PoolStats(1, 2, 3, 4)),
+    BatchStatus({}, 0, 1.5, (), 100, 200, 300, None),
+    PeakMeasured(PEAK, 1e11, 40.0),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS)
 def test_events_are_read_as_they_were_written(event: Event) -> None:
     assert back(event) == event
 
@@ -76,6 +77,62 @@ def test_a_model_card_is_sent_without_its_path() -> None:
 
 def test_unknown_documents_are_ignored() -> None:
     assert event_of("weather", {"rain": True}) is None
+
+
+WRONG = ("text", [], {}, True, -1.5)
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the paths to all numbers, texts and empty values of a document."""
+    items: Any = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    if not items:
+        yield path
+    for key, part in items:
+        yield from leaves(part, (*path, key))
+
+
+def replaced(document: Any, path: tuple[Any, ...], value: object) -> Any:
+    """Return a copy of a document with another value at a path."""
+    copy = json.loads(json.dumps(document))
+    part = copy
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    return copy
+
+
+def same_types(event: Any, sound: Any) -> bool:
+    """Return whether the document of an event has numbers where that of a sound one has numbers, and so on."""
+    if isinstance(sound, dict):
+        return isinstance(event, dict) and all(same_types(event[key], sound[key]) for key in sound.keys() & event)
+    if isinstance(sound, list):
+        return isinstance(event, list) and all(same_types(part, sound[0]) for part in event if sound)
+    if isinstance(sound, int | float) and not isinstance(sound, bool):
+        return isinstance(event, int | float | None) and not isinstance(event, bool)
+    return type(event) is type(sound) or event is None or sound is None
+
+
+@pytest.mark.parametrize("event", [Ready(CARD), *EVENTS], ids=lambda event: type(event).__name__)
+def test_values_of_other_types_are_refused(event: Event) -> None:
+    """A server may send anything: no event has a text in place of a number, or the like."""
+    found = document(event)
+    assert found is not None
+    name, sound = found
+    sound = json.loads(json.dumps(sound))
+    for path in leaves(sound):
+        for value in WRONG:
+            try:
+                read = event_of(name, replaced(sound, path, value))
+            except (ValueError, TypeError, KeyError):
+                continue
+            assert read is not None
+            again = document(read)
+            assert again is not None
+            assert same_types(json.loads(json.dumps(again[1])), sound), (path, value)
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://a:b:c"])
