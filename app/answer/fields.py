@@ -17,6 +17,7 @@ T = TypeVar("T")
 Body = Mapping[str, object]
 # Bounds on the work of one step: each text is looked for in the answer, each bias is added to the logits.
 MAX_STOPS = 64
+MAX_STOP_LENGTH = 1000  # characters; the search for the beginning of a text at the end of the answer is quadratic in it
 MAX_BIASES = 4096
 _SMALLEST_TOP_P = 1e-6  # keeps the best token alone
 
@@ -99,6 +100,9 @@ def answer_options(
     options = AnswerOptions.read(given | dict(more), aliases=aliases)
     if len(options.stop or ()) > MAX_STOPS:
         raise UsageError(f"stop has {len(options.stop or ())} texts, at most {MAX_STOPS} are allowed")
+    longest_stop = max(map(len, options.stop or ()), default=0)
+    if longest_stop > MAX_STOP_LENGTH:
+        raise UsageError(f"stop has a text of {longest_stop} characters, at most {MAX_STOP_LENGTH} are allowed")
     if len(options.logit_bias or ()) > MAX_BIASES:
         raise UsageError(f"logit_bias has more than {MAX_BIASES} tokens")
     return options

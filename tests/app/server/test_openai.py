@@ -105,6 +105,7 @@ def test_minus_one_and_null_are_unset(fields: dict[str, Any]) -> None:
         ({"n": 1000}, "n"),
         ({"stop": [""]}, "stop"),
         ({"stop": ["x"] * 65}, "stop"),
+        ({"stop": ["x", "x" * 1001]}, "stop"),
         ({"stream": "yes"}, "stream"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
