@@ -48,7 +48,8 @@ MAX_UTF8 = 4  # bytes of a character
 _MOST_GROWTH = 64  # growth of a text by all replacements; 36 in models in common use
 _MOST_PREPENDED = 1 << 10  # bytes prepended to every text
 _LARGEST_PART = 1 << 20  # parts of a normalizer, a pre-tokenizer or a decoder
-_MOST_ADDED = 1 << 20  # bytes of all added tokens, from which the library builds a search table
+_MOST_ADDED_BYTES = 1 << 20  # of all added tokens, from which the library builds a search table
+_MOST_ADDED = 1 << 17  # added tokens, which take 20 to 30 µs each; models of speech have 65,536
 _MANY_ADDED = 20_000  # added tokens; from that many on, their bytes are counted
 # A panic's message on stderr: `thread '<unnamed>' panicked at src/file.rs:1:2: ...`, to the end.
 _PANIC = re.compile(rb"(?:^|(?<=\n))\n?thread '[^\n]* panicked at .*", re.DOTALL)
@@ -160,9 +161,12 @@ def _check(document: object) -> None:
 
 
 def check_added(texts: Iterable[str]) -> None:
-    """Raise ValueError for added tokens of too many bytes."""
-    if sum(len(text.encode()) for text in texts) > _MOST_ADDED:
-        raise ValueError(f"its added tokens have more than {_MOST_ADDED} bytes")
+    """Raise ValueError for too many added tokens, or too many bytes of them."""
+    sizes = [len(text.encode()) for text in texts]
+    if len(sizes) > _MOST_ADDED:
+        raise ValueError(f"it has more than {_MOST_ADDED} added tokens")
+    if sum(sizes) > _MOST_ADDED_BYTES:
+        raise ValueError(f"its added tokens have more than {_MOST_ADDED_BYTES} bytes")
 
 
 def parts_of(part: object) -> Iterator[Mapping[str, Any]]:

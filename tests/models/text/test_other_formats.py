@@ -286,6 +286,16 @@ def test_a_sentencepiece_with_too_many_bytes_of_added_tokens_is_refused(tmp_path
         Tokenizer.load(tmp_path)
 
 
+def test_a_sentencepiece_with_too_many_user_defined_pieces_is_refused(tmp_path: Path) -> None:
+    model = sentencepiece_model_pb2.ModelProto()
+    model.ParseFromString(trained())
+    for index in range((1 << 17) + 1):
+        model.pieces.add(piece=f"<{index:x}", type=USER_DEFINED)
+    (tmp_path / "tokenizer.model").write_bytes(model.SerializeToString())
+    with pytest.raises(CheckpointError, match="more than 131072 added tokens"):
+        Tokenizer.load(tmp_path)
+
+
 def test_tokens_beyond_a_vocabulary_are_added_at_once() -> None:
     """The library makes a table of all tokens for each call: hundred thousand calls would take hours."""
     calls: list[list[Any]] = []

@@ -85,6 +85,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "a letter that comes out as a book": {"decoder": replaced("a" * 2000)},
     "a library of added tokens": {"added_tokens": [added(4 + i, "a" * (i + 1)) for i in range(1500)]},
     "very many added tokens": {"added_tokens": [added(4 + i, f"<|{i:>50}|>") for i in range(20_500)]},
+    "very many short added tokens": {"added_tokens": [added(4 + i, f"{i:x}") for i in range((1 << 17) + 1)]},
     "ends of tokens": {"decoder": {"type": "Strip", "content": "a", "start": 0, "stop": 5}},
     "WordPiece without unknown": {"model": {"type": "WordPiece", "unk_token": "?", "vocab": {"a": 0}}},
     "WordLevel without unknown": {"model": {"type": "WordLevel", "unk_token": "?", "vocab": {"a": 0}}},
