@@ -19,6 +19,9 @@ from headrace.runtime.config import environment
 from headrace.runtime.ops import reference
 from headrace.runtime.ops.kv_format import Coding, KVFormat
 
+_BITS = {"q8": 8, "q4": 4}
+"""Bits of keys and values alike, a whole number of codes in a dword."""
+
 
 def make_parts(model: nn.Module, stored: KVFormat | None) -> list[CachePart]:
     """Return empty caches of a sequence, one a layer. stored: from `quantized`; None for the class's own choice."""
@@ -32,7 +35,7 @@ def quantized(model: nn.Module, wanted: KVFormat) -> KVFormat | str:
     """Return the packed format for `wanted` that `model` can store K/V in, or the reason why it cannot."""
     if environment.exact():
         return "HEADRACE_EXACT asks for float32 throughout"
-    if wanted.keys.bits != wanted.values.bits:
+    if wanted.name not in _BITS:
         return "mlx-lm's classes run this model, whose caches have keys and values in as many bits each"
     parts = list(make_prompt_cache(model))
     if others := sorted({type(part).__name__ for part in parts if type(part) is not KVCache}):
@@ -56,11 +59,10 @@ def _in_groups(wanted: KVFormat, dims: Iterable[int], scale_bytes: int) -> KVFor
 
     scale_bytes: of a scale and an offset, which are as wide as K/V.
     """
-    bits = wanted.keys.bits
-    group = min(reference.packed_format(wanted, dim).keys.group for dim in dims)
-    if bits == 5:  # which mlx-lm's caches cannot have: they give each dword a whole number of codes
-        bits = 4
-        group = 32
+    bits = _BITS[wanted.name]
+    group = 32
+    if bits == 8:
+        group = min(reference.packed_format(wanted, dim).keys.group for dim in dims)
     coding = Coding(bits, group, scale_bytes)
     return replace(wanted, keys=coding, values=coding)
 

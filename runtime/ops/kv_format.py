@@ -2,12 +2,12 @@
 
 The size of a KV cache entry comes from its `KVFormat`, never from a dtype: a format may store several values together.
 
-Packed formats store integers of a few bits. A group of values along the head dimension shares a float16 scale: 8 bits
-mean scale * (n - 128), 5 bits scale * (n - 16). The byte order inside a block is defined by the kernels
+Packed formats store integers of a few bits. A group of values along the head dimension shares a float16 scale: a code n
+of B bits means scale * (n - 2^(B - 1)). The byte order inside a block is defined by the kernels
 (runtime/native/core/packed.h).
 
-`q4` and `k8v4` have their names from 4 bits with a scale and an offset for 32 values. A number took 5 bits; now
-it takes 5.25, and more in heads that are no multiple of 64.
+Errors of keys cost several times those of values, so keys have more bits. A number of `q4` takes 5.375 bits on average,
+and more in heads that are no multiple of 64.
 
 A new format is a constant and an entry of `FORMATS`; its name is then a choice of `--kv`. The whole format is part of
 the key of stored blocks, so another coding of the same name reads none of them. The kernels have to read its bits and
@@ -36,9 +36,9 @@ class Coding:
     def row_bytes(self, head_dim: int) -> int:
         """Return the bytes of one head's row."""
         groups = -(-head_dim // self.group)
-        if self.bits == 5:  # the fifth bits are those of whole groups
-            return head_dim // 2 + groups * (self.group // 8 + self.group_bytes)
-        return head_dim * self.bits // 8 + groups * self.group_bytes
+        # Codes of 5 and 6 bits are 4 bits of each value, and the others, which take the room of whole groups.
+        high = self.bits - 4 if self.bits in (5, 6) else 0
+        return head_dim * (self.bits - high) // 8 + groups * (self.group * high // 8 + self.group_bytes)
 
     @property
     def bytes_per_value(self) -> Fraction:
@@ -101,14 +101,16 @@ def _plain(name: str, dtype_name: str, bits: int) -> KVFormat:
 
 
 _EIGHT = Coding(8, group=32, group_bytes=2)  # a group has a scale in float16
+_SIX = Coding(6, group=64, group_bytes=2)
 _FIVE = Coding(5, group=64, group_bytes=2)
+_FOUR = Coding(4, group=32, group_bytes=2)
 
 FLOAT32 = _plain("f32", "float32", 32)
 FLOAT16 = _plain("f16", "float16", 16)
 BFLOAT16 = _plain("bf16", "bfloat16", 16)
 Q8 = KVFormat("q8", _EIGHT, _EIGHT)
 K8V4 = KVFormat("k8v4", _EIGHT, _FIVE)
-Q4 = KVFormat("q4", _FIVE, _FIVE)
+Q4 = KVFormat("q4", _SIX, _FOUR)
 
 FORMATS = (FLOAT16, Q8, K8V4, Q4)
 """Formats for `--kv`, largest first. FLOAT16 stands for the unquantized format of the operations in use."""

@@ -64,7 +64,7 @@ def _value(side: str) -> str:
     bits = f"{side.upper()}_BITS"
     group = f"{side.upper()}_GROUP"
     word = f"{side}_codes[{at.format('codes')} + i * {bits} / 32"
-    # A code of 5 bits may begin in one dword and end in the next.
+    # A code of 5 or 6 bits may begin in one dword and end in the next.
     rest = f"(i * {bits} % 32 + {bits} > 32 ? {word} + 1] << (32 - i * {bits} % 32) : 0u)"
     code = f"({word}] >> (i * {bits} % 32) | {rest}) & ((1u << {bits}) - 1)"
     scale, offset = (

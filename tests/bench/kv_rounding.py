@@ -37,7 +37,8 @@ ROWS = 128  # of logits at a time
 class Rounding(NamedTuple):
     """A way to store keys or values.
 
-    bits, group: of codes, and numbers that share a scale; 4 bits have an offset, too, 5 and 8 do not.
+    bits, group: of codes, and numbers that share a scale.
+    offset: groups have an offset, too.
     turn: the transform before rounding: none; Hadamard; Hadamard with the pair of channels that is largest in a head in
         the place of the first, which is in the groups' offsets alone; the same with a head's principal directions.
     centred: the mean of a head is subtracted, and added again.
@@ -48,6 +49,7 @@ class Rounding(NamedTuple):
 
     bits: int = 4
     group: int = 32
+    offset: bool = True
     turn: Literal["none", "hadamard", "pair", "principal"] = "hadamard"
     centred: bool = False
     factors: bool = False
@@ -56,7 +58,10 @@ class Rounding(NamedTuple):
 
 Form = dict[str, Rounding]
 """The roundings of "keys" and "values"; without one they are exact."""
-_FIVE = Rounding(5, 64)
+_EIGHT = Rounding(8, 32, offset=False)
+_SIX = Rounding(6, 64, offset=False)
+_FIVE = Rounding(5, 64, offset=False)
+_FOUR = Rounding(4, 32, offset=False)
 _PRINCIPAL = Rounding(turn="principal")
 _BEST_KEYS = Rounding(turn="principal", feedback=0.3)
 FORMS: dict[str, Form] = {
@@ -76,12 +81,17 @@ FORMS: dict[str, Form] = {
     "values, feedback": {"values": Rounding(feedback=0.3)},
     "values, principal, feedback": {"values": _BEST_KEYS},
     "values, groups of 16": {"values": Rounding(group=16)},
+    "keys, 6 bits": {"keys": _SIX},
     "keys, 5 bits": {"keys": _FIVE},
     "values, 5 bits": {"values": _FIVE},
-    "k8v4": {"keys": Rounding(8), "values": _FIVE},
-    "k8v4, 4 bits": {"keys": Rounding(8), "values": Rounding()},
-    "k8v4, values principal, feedback": {"keys": Rounding(8), "values": _BEST_KEYS},
-    "q4": {"keys": _FIVE, "values": _FIVE},
+    "values, no offset": {"values": _FOUR},
+    "values, no offset, groups of 64": {"values": _FOUR._replace(group=64)},
+    "k8v4": {"keys": _EIGHT, "values": _FIVE},
+    "k8v4, 4 bits": {"keys": _EIGHT, "values": Rounding()},
+    "k8v4, values principal, feedback": {"keys": _EIGHT, "values": _BEST_KEYS},
+    "q4": {"keys": _SIX, "values": _FOUR},
+    "q4, values in groups of 64": {"keys": _SIX, "values": _FOUR._replace(group=64)},
+    "q4, 5 bits": {"keys": _FIVE, "values": _FIVE},
     "q4, 4 bits": {"keys": Rounding(), "values": Rounding()},
     "q4, keys principal": {"keys": _PRINCIPAL, "values": Rounding()},
     "q4, keys principal, feedback": {"keys": _BEST_KEYS, "values": Rounding()},
@@ -240,7 +250,7 @@ def rounded(rows: Array, rounding: Rounding, readers: Array) -> Array:
     count, dim = rows.shape
     if rounding.feedback is None:
         groups = rows.reshape(count, -1, min(rounding.group, dim))
-        return decoded(groups, *scale_of(groups, rounding.bits), rounding.bits).reshape(count, dim)
+        return decoded(groups, *scale_of(groups, rounding), rounding.bits).reshape(count, dim)
     damped = readers + rounding.feedback * np.trace(readers) / dim * np.eye(dim)
     # As in GPTQ (arXiv:2210.17323): row i has the shares of an error of number i that the later numbers take over.
     shares = np.linalg.cholesky(np.linalg.inv(damped)).T.astype(np.float32)
@@ -249,23 +259,23 @@ def rounded(rows: Array, rounding: Rounding, readers: Array) -> Array:
     scale = offset = np.zeros((count, 1))
     for i in range(dim):
         if i % rounding.group == 0:
-            scale, offset = scale_of(rest[i : i + rounding.group].T, rounding.bits)
+            scale, offset = scale_of(rest[i : i + rounding.group].T, rounding)
         result[i] = decoded(rest[i][:, None], scale, offset, rounding.bits)[:, 0]
         error = (rest[i] - result[i]) / shares[i, i]
         rest[i + 1 :] -= shares[i, i + 1 :, None] * error
     return result.T
 
 
-def scale_of(groups: Array, bits: int) -> tuple[Array, Array]:
+def scale_of(groups: Array, rounding: Rounding) -> tuple[Array, Array]:
     """Return scale and offset (..., 1) of groups (..., numbers), in half precision."""
-    if bits != 4:
-        zero = 2 ** (bits - 1)  # the code of 0: one more stands for numbers below 0 than above
+    if not rounding.offset:
+        zero = 2 ** (rounding.bits - 1)  # the code of 0: one more stands for numbers below 0 than above
         above = groups.max(axis=-1, keepdims=True) / (zero - 1)
         below = groups.min(axis=-1, keepdims=True) / -zero
         scale = np.maximum(np.maximum(above, below).astype(np.float16).astype(np.float32), 1e-8)
         return scale, -zero * scale
     offset = groups.min(axis=-1, keepdims=True).astype(np.float16).astype(np.float32)
-    scale = (groups.max(axis=-1, keepdims=True) - offset) / (2**bits - 1)
+    scale = (groups.max(axis=-1, keepdims=True) - offset) / (2**rounding.bits - 1)
     return np.maximum(scale.astype(np.float16).astype(np.float32), 1e-8), offset
 
 

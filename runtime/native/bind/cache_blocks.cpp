@@ -161,8 +161,10 @@ LayerBlocks Pass::layer(int group, int index, const AttendCall& plan) const {
 }
 
 Packings packings_of(int key_bits, int key_group, int value_bits, int value_group) {
-  const auto packs = [](int bits, int group) { return (bits == 8 && group == 32) || ((bits == 8 || bits == 5) && group == 64); };
-  require(packs(key_bits, key_group) && packs(value_bits, value_group), "K/V are packed to 8 bits in groups of 32 or 64, or to 5 of 64");
+  const bool keys = (key_bits == 8 && key_group == 32) || (key_bits == 6 && key_group == 64);
+  const bool values = (value_bits == 5 && value_group == 64) || ((value_bits == 8 || value_bits == 4) && value_group == 32);
+  require(keys, "keys are packed to 8 bits in groups of 32, or to 6 of 64");
+  require(values, "values are packed to 8 or 4 bits in groups of 32, or to 5 of 64");
   return {{key_bits, key_group}, {value_bits, value_group}};
 }
 

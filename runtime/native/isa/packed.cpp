@@ -19,24 +19,29 @@ using PackedRequests = Requests<W == 16 ? 3 : 2>;  // two chunks of 8 bits, of h
 static_assert(kTile % W == 0 && kAttendChunk % kTile == 0);
 
 template <int Bits>
-constexpr int kLow = Bits == 5 ? 4 : Bits;  // bits of a number in the dwords of codes; its fifth bit is elsewhere
+constexpr int kLow = Bits == 8 ? 8 : 4;  // bits of a number in the dwords of codes
+template <int Bits>
+constexpr int kHigh = Bits - kLow<Bits>;  // its other bits, in dwords of their own
 template <int Bits>
 constexpr int kZero = 1 << (Bits - 1);  // the code of 0
 using Dwords = uint32_t __attribute__((vector_size(sizeof(vi))));
 
-// Bit of a key's number i in the dword of fifth bits of its 32 numbers.
-constexpr int fifth_bit(int64_t i) { return static_cast<int>(i % 8 / 2 * 8 + i / 8 % 4 * 2 + i % 2); }
+// The first high bit of a key's number i, in the dword of 32 / kHigh numbers.
+template <int Bits>
+constexpr int high_bit(int64_t i) {
+  return static_cast<int>(i % 8 / 2 * 8 + (i / 8 % Planes<Bits>::kLow * 2 + i % 2) * kHigh<Bits>);
+}
 
 template <int... Lane>
 inline vi fifth_bits_of(const char* row, int64_t i, std::integer_sequence<int, Lane...>) {
-  const auto* from = reinterpret_cast<const uint32_t*>(row) + i % kFifthWords;
-  const auto shift = static_cast<int>(i / kFifthWords * 2);
-  if constexpr (W <= kFifthWords) {
+  const auto* from = reinterpret_cast<const uint32_t*>(row) + i % kHighWords;
+  const auto shift = static_cast<int>(i / kHighWords * 2);
+  if constexpr (W <= kHighWords) {
     return shift_right(load_words(from), shift);
   } else {  // the lanes after those have the next two bits
-    const auto once = (Dwords)load_first_words(from, kFifthWords);
-    const Dwords shifts = {static_cast<uint32_t>(shift + Lane / kFifthWords * 2)...};
-    return (vi)(__builtin_shufflevector(once, once, (Lane % kFifthWords)...) >> shifts);
+    const auto once = (Dwords)load_first_words(from, kHighWords);
+    const Dwords shifts = {static_cast<uint32_t>(shift + Lane / kHighWords * 2)...};
+    return (vi)(__builtin_shufflevector(once, once, (Lane % kHighWords)...) >> shifts);
   }
 }
 
@@ -44,10 +49,10 @@ inline vi fifth_bits_of(const char* row, int64_t i, std::integer_sequence<int, L
 // of a row of four entries.
 inline vi fifth_bits(const char* row, int64_t i) { return fifth_bits_of(row, i, std::make_integer_sequence<int, W>()); }
 
-// Pair `step` of the numbers of dwords of codes; high: their fifth bits, those of a byte in its lowest bits.
+// Pair `step` of the numbers of dwords of codes; high: their high bits, those of a byte in its lowest bits.
 template <int Bits>
 inline vi pair_of(vi codes, vi high, int step) {
-  if constexpr (Bits == 5) return Planes<5>::take(codes, high, step);
+  if constexpr (kHigh<Bits> != 0) return Planes<Bits>::take(codes, high, step);
   return pairs<Bits>(codes, step);
 }
 
@@ -104,11 +109,12 @@ inline void pack_key_of(const float* row, int64_t dim, const Packing& packing, i
       for (int64_t j = 0; j < kEach; ++j) word |= (codes[i + j] & ((1u << kLow<Bits>) - 1)) << (j * kLow<Bits>);
       __builtin_memcpy(tile + (begin + i) / kEach * 4 * kTile, &word, sizeof word);
     }
-    if constexpr (Bits == 5) {
-      uint32_t fifth[kMostGroup / 32] = {};
-      for (int64_t i = 0; i < size; ++i) fifth[i / 32] |= static_cast<uint32_t>(codes[i] >> 4) << fifth_bit(i);
-      for (int64_t j = 0; j < kMostGroup / 32; ++j) {
-        __builtin_memcpy(tile + (dim / 8 + begin / 32 + j) * 4 * kTile, &fifth[j], sizeof fifth[j]);
+    if constexpr (kHigh<Bits> != 0) {
+      constexpr int64_t kNumbers = 32 / kHigh<Bits>, kWords = kMostGroup / kNumbers;
+      uint32_t high[kWords] = {};
+      for (int64_t i = 0; i < size; ++i) high[i / kNumbers] |= static_cast<uint32_t>(codes[i] >> 4) << high_bit<Bits>(i);
+      for (int64_t j = 0; j < kWords; ++j) {
+        __builtin_memcpy(tile + (dim / 8 + begin / kNumbers + j) * 4 * kTile, &high[j], sizeof high[j]);
       }
     }
   });
@@ -116,7 +122,7 @@ inline void pack_key_of(const float* row, int64_t dim, const Packing& packing, i
 
 void pack_key(const float* row, int64_t dim, const Packing& packing, int64_t entry, char* keys) {
   if (packing.bits == 8) return pack_key_of<8>(row, dim, packing, entry, keys);
-  return pack_key_of<5>(row, dim, packing, entry, keys);
+  return pack_key_of<6>(row, dim, packing, entry, keys);
 }
 
 // Order of the entries in a dword of values: pairs of codes are two bytes apart.
@@ -132,11 +138,13 @@ inline void pack_value_of(const float* row, int64_t dim, const Packing& packing,
       for (int64_t i = 0; i < across; ++i) to[4 * i] = static_cast<char>(codes[i]);
     } else {
       for (int64_t i = 0; i < across; ++i) to[4 * i] = static_cast<char>((codes[i] & 15) | codes[i + across] << 4);
-      to = values + part.fifth + (kAttendChunk * begin / packing.group + entry / 4 * 4) * kFifthWords + byte_of(entry % 4);
-      for (int64_t lane = 0; lane < kFifthWords; ++lane) {
+    }
+    if constexpr (Bits == 5) {
+      to = values + part.high + (kAttendChunk * begin / packing.group + entry / 4 * 4) * kHighWords + byte_of(entry % 4);
+      for (int64_t lane = 0; lane < kHighWords; ++lane) {
         int bits = 0;
-        for (int64_t i = lane; i < across; i += kFifthWords) {
-          bits |= (codes[i] >> 4 | codes[i + across] >> 4 << 1) << (i / kFifthWords * 2);
+        for (int64_t i = lane; i < across; i += kHighWords) {
+          bits |= (codes[i] >> 4 | codes[i + across] >> 4 << 1) << (i / kHighWords * 2);
         }
         to[4 * lane] = static_cast<char>(bits);
       }
@@ -145,8 +153,11 @@ inline void pack_value_of(const float* row, int64_t dim, const Packing& packing,
 }
 
 void pack_value(const float* row, int64_t dim, const Packing& packing, int64_t entry, char* values) {
-  if (packing.bits == 8) return pack_value_of<8>(row, dim, packing, entry, values);
-  return pack_value_of<5>(row, dim, packing, entry, values);
+  switch (packing.bits) {
+    case 4: return pack_value_of<4>(row, dim, packing, entry, values);
+    case 5: return pack_value_of<5>(row, dim, packing, entry, values);
+    default: return pack_value_of<8>(row, dim, packing, entry, values);
+  }
 }
 
 // The number of `bits` at a bit of each lane's dword.
@@ -168,7 +179,10 @@ inline void unpack_keys_of(const char* keys, int64_t dim, const Packing& packing
       vf square[W];
       for (int64_t i = d; i < d + W; ++i) {
         vf code = code_at(words_at(i / kEach), static_cast<int>(i % kEach) * kLow<Bits>, kLow<Bits>);
-        if constexpr (Bits == 5) code = fma(code_at(words_at(dim / 8 + i / 32), fifth_bit(i), 1), set1(16.0f), code);
+        if constexpr (kHigh<Bits> != 0) {
+          const vf high = code_at(words_at(dim / 8 + i / (32 / kHigh<Bits>)), high_bit<Bits>(i), kHigh<Bits>);
+          code = fma(high, set1(16.0f), code);
+        }
         square[i - d] = fma(code, scale, offset);
       }
       transpose(square);
@@ -179,7 +193,7 @@ inline void unpack_keys_of(const char* keys, int64_t dim, const Packing& packing
 
 void unpack_keys(const char* keys, int64_t dim, const Packing& packing, int64_t begin, int64_t n, float* out) {
   if (packing.bits == 8) return unpack_keys_of<8>(keys, dim, packing, begin, n, out);
-  return unpack_keys_of<5>(keys, dim, packing, begin, n, out);
+  return unpack_keys_of<6>(keys, dim, packing, begin, n, out);
 }
 
 template <int Bits>
@@ -188,13 +202,13 @@ inline void unpack_values_of(const char* values, int64_t dim, const Packing& pac
   for (int64_t d = 0, g = 0; d < dim; d += packing.group, ++g) {
     const int64_t size = dim - d < packing.group ? dim - d : packing.group, across = Bits == 8 ? size : size / 2;
     const char* codes = values + part.codes + kAttendChunk * d * kLow<Bits> / 8;
-    const char* fifth = values + part.fifth + g * kAttendChunk * kFifthWords;
+    const char* fifth = values + part.high + g * kAttendChunk * kHighWords;
     for (int64_t entry = begin; entry < begin + n; entry += 4) {
       for (int64_t i = 0; i < across; i += W) {
         const int64_t here = across - i < W ? across - i : W;
         const vi words = load_first_words(reinterpret_cast<const uint32_t*>(codes) + entry / 4 * across + i, here);
         vi high{};
-        if constexpr (Bits == 5) high = fifth_bits(fifth + entry * kFifthWords, i);
+        if constexpr (Bits == 5) high = fifth_bits(fifth + entry * kHighWords, i);
         for (int e = 0; e < 4; ++e) {
           const vf scale = set1(load_scalar<Type::f16>(values, g * kAttendChunk + entry + e));
           const vf offset = mul(scale, set1(-kZero<Bits>));
@@ -210,8 +224,11 @@ inline void unpack_values_of(const char* values, int64_t dim, const Packing& pac
 }
 
 void unpack_values(const char* values, int64_t dim, const Packing& packing, int64_t begin, int64_t n, float* out) {
-  if (packing.bits == 8) return unpack_values_of<8>(values, dim, packing, begin, n, out);
-  return unpack_values_of<5>(values, dim, packing, begin, n, out);
+  switch (packing.bits) {
+    case 4: return unpack_values_of<4>(values, dim, packing, begin, n, out);
+    case 5: return unpack_values_of<5>(values, dim, packing, begin, n, out);
+    default: return unpack_values_of<8>(values, dim, packing, begin, n, out);
+  }
 }
 
 // --- attending ----------------------------------------------------------------------------------------------------
@@ -246,7 +263,7 @@ inline void score_tile(const char* keys, const PackedPart& part, const Packing& 
                        int64_t first, float* scores, int64_t ld, PackedRequests& requests, int64_t bytes) {
   constexpr int V = kTileVectors, kSteps = 16 / kLow<Bits>, kApart = W == 16 ? 2 : 1;  // separate sums shorten the chain of additions
   const auto* codes = reinterpret_cast<const uint32_t*>(keys + part.codes + first * part.row);
-  const auto* fifth = codes + dim / 8 * kTile;
+  const auto* high_codes = codes + dim / 8 * kTile;
   vf total[Q][V];
   for (int j = 0; j < Q; ++j) {
     for (int v = 0; v < V; ++v) total[j][v] = zero();
@@ -269,7 +286,11 @@ inline void score_tile(const char* keys, const PackedPart& part, const Packing& 
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) {
         const vi words = load_words(codes + word * kTile + v * W);
-        if constexpr (Bits == 5) high[v] = word % 4 == 0 ? load_words(fifth + word / 4 * kTile + v * W) : shift_right(high[v], 2);
+        if constexpr (kHigh<Bits> != 0) {
+          constexpr int64_t kSharing = Planes<Bits>::kLow;  // dwords of codes that share one of high bits
+          const bool next = word % kSharing == 0;
+          high[v] = next ? load_words(high_codes + word / kSharing * kTile + v * W) : shift_right(high[v], 2 * kHigh<Bits>);
+        }
 #pragma GCC unroll 4
         for (int s = 0; s < kSteps; ++s) {
           const vi code = pair_of<Bits>(words, high[v], s);
@@ -357,7 +378,7 @@ template <int Bits, int Q, int V>
       const auto* from = reinterpret_cast<const uint32_t*>(row) + r * across + v * W;
       const vi words = here == W || W < 16 ? load_words(from) : load_first_words(from, here);  // parts of groups have 8 at least
       vi high{};
-      if constexpr (Bits == 5) high = fifth_bits(fifth + (p + 4 * r) * kFifthWords, i + v * W);
+      if constexpr (Bits == 5) high = fifth_bits(fifth + (p + 4 * r) * kHighWords, i + v * W);
 #pragma GCC unroll 4
       for (int step = 0; step < 2 * H; ++step) {
         const vi code = pair_of<Bits>(words, high, step);
@@ -414,7 +435,7 @@ inline void weigh_packed(const char* values, const Packing& packing, int64_t dim
     const char* scales = values + g * kAttendChunk * 2;
     for (int j = 0; j < Q; ++j) round_weights<Bits>(scores + j * kAttendChunk, scales, begin, end, room, weights[j]);
     const char* codes = values + part.codes + kAttendChunk * d * kLow<Bits> / 8;
-    const char* fifth = values + part.fifth + g * kAttendChunk * kFifthWords;
+    const char* fifth = values + part.high + g * kAttendChunk * kHighWords;
     int64_t i = 0;
     for (; i + V * W <= across; i += V * W) {
       weigh_codes<Bits, Q, V>(codes, fifth, across, i, begin, end, weights, states, d, requests, bytes);
@@ -445,8 +466,8 @@ inline void attend_packed_of(const Chunk& chunk, const Packings& packings, int64
   }
   const int64_t lo = chunk.first - begin;
   softmax_rows(scores + begin, ld, Q, end - begin, lo, lo + chunk.n, rule, states);
-  (packings.values.bits == 8 ? weigh_packed<8, Q> : weigh_packed<5, Q>)(chunk.values, packings.values, dim, begin, end, scores, states,
-                                                                         room, next);
+  const auto weigh = packings.values.bits == 8 ? weigh_packed<8, Q> : packings.values.bits == 5 ? weigh_packed<5, Q> : weigh_packed<4, Q>;
+  weigh(chunk.values, packings.values, dim, begin, end, scores, states, room, next);
   next.rest();
 }
 
@@ -464,7 +485,7 @@ inline void attend_packed_keys(const Chunk& chunk, const Packings& packings, int
 void attend_packed(const Chunk& chunk, const Packings& packings, int64_t dim, const float* const* q, int64_t queries, ScoreRule rule,
                    float* scores, Softmax* states) {
   if (packings.keys.bits == 8) return attend_packed_keys<8>(chunk, packings, dim, q, queries, rule, scores, states);
-  return attend_packed_keys<5>(chunk, packings, dim, q, queries, rule, scores, states);
+  return attend_packed_keys<6>(chunk, packings, dim, q, queries, rule, scores, states);
 }
 
 }  // namespace headrace::HEADRACE_ISA

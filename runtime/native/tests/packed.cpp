@@ -310,10 +310,10 @@ void test_same_bits(const Kernels& kernels, const Packings& packings, Phase phas
 }  // namespace
 
 void test_packed(const Kernels& kernels) {
-  constexpr Packing kPackings[] = {{8, 32}, {8, 64}, {5, 64}};
+  constexpr Packing kKeys[] = {{8, 32}, {6, 64}}, kValues[] = {{8, 32}, {5, 64}, {4, 32}};
   int turn = 0;
-  for (const Packing& keys : kPackings) {
-    for (const Packing& values : kPackings) {
+  for (const Packing& keys : kKeys) {
+    for (const Packing& values : kValues) {
       const Packings packings{keys, values};
       for (const int64_t dim : {16, 48, 64, 80, 112, 128, 256}) {
         const int64_t shared = turn++ % 5 + 1, kv_heads = turn % 2 + 1;

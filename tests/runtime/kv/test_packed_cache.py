@@ -50,8 +50,8 @@ def new_rows(coding: Coding, kv_heads: int, entries: int, head_dim: int) -> pack
 
 
 def step(coding: Coding, largest: float) -> float:
-    """The most that a code is from the next; of 5 bits MLX moves steps so that one of them is 0."""
-    return 2 * largest / 255 * 1.01 if coding.bits == 8 else 2 * 2 * largest / 31
+    """The most that a code is from the next; of few bits MLX moves steps so that one of them is 0."""
+    return 2 * largest / 255 * 1.01 if coding.bits == 8 else 2 * 2 * largest / (2**coding.bits - 1)
 
 
 @settings(max_examples=40, deadline=None)
