@@ -100,7 +100,8 @@ def _row_factors(fields: Fields, rows: int) -> "mx.array":
 def _list(fields: Fields, key: str, default: list[float]) -> list[float]:
     """Return a list of positive numbers, as long as its default."""
     stated = fields.values.get(key)
-    stated = default if stated is None else stated
+    if stated is None:
+        stated = default
     if not isinstance(stated, list) or len(stated) != len(default):
         raise CheckpointError(f"config.json: {key} must list {len(default)} numbers, not {stated!r:.60}")
     return [Fields({key: value}).positive(key) for value in stated]

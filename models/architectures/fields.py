@@ -26,7 +26,9 @@ class Fields:
 
     def count_or_zero(self, key: str, default: int | None = None) -> int:
         """Return a positive integer, or 0 where the config, or without a value the default, is 0."""
-        return 0 if self._get(key, default) == 0 else self.count(key, default)
+        if self._get(key, default) == 0:
+            return 0
+        return self.count(key, default)
 
     def positive(self, key: str, default: float | None = None) -> float:
         """Return a positive number, whole or not."""
@@ -37,7 +39,9 @@ class Fields:
 
     def optional(self, key: str, default: float) -> float | None:
         """Return a positive number, `default` if the key is missing, None if it is null."""
-        return None if key in self.values and self.values[key] is None else self.positive(key, default)
+        if key in self.values and self.values[key] is None:
+            return None
+        return self.positive(key, default)
 
     def listed(self, key: str, layers: int) -> list[Any] | None:
         """Return a value for each layer; None if the config states none."""
@@ -68,7 +72,8 @@ class Fields:
 
     def _get(self, key: str, default: object) -> object:
         value = self.values.get(key)
-        value = default if value is None else value
+        if value is None:
+            value = default
         if value is None:
             raise CheckpointError(f"config.json: {key} is missing")
         return value

@@ -212,7 +212,10 @@ def _gemma4_layers(fields: Fields, layers: Sequence[LayerConfig]) -> tuple[Layer
     sized: list[LayerConfig] = []
     for layer, source in zip(layers, _kv_sources(layers, first), strict=True):
         sizes: dict[str, Any] = {"inner": inner, "source": source}
-        sizes |= full if layer.window is None else sliding
+        if layer.window is None:
+            sizes |= full
+        else:
+            sizes |= sliding
         if source is not None:
             sizes |= sharing
         sized.append(replace(layer, **sizes))

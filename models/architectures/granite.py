@@ -19,6 +19,7 @@ from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.latent import latent_sizes
 from headrace.models.architectures.layers import full_rope, with_sinks
 from headrace.models.architectures.mixers import mamba2
+from headrace.runtime.config.typed import as_list
 from headrace.runtime.errors import UnsupportedModelError
 
 
@@ -86,22 +87,23 @@ def _minicpm3_runs(fields: Fields) -> bool:
 def _swa_keys(config: Config) -> None:
     """State the layers of transformers' default, and those without rotation: the ones with a theta of 0."""
     count = config.get("num_hidden_layers")
-    layers = range(count) if type(count) is int else range(0)
+    if type(count) is not int:
+        count = 0
     if config.get("layer_types") is None:
-        config["layer_types"] = [f"{'sliding' if layer % 4 else 'full'}_attention" for layer in layers]
+        config["layer_types"] = ["sliding_attention" if layer % 4 else "full_attention" for layer in range(count)]
     thetas = config.get("layer_rope_theta")
+    if not isinstance(thetas, list):
+        thetas = [1] * count
     # Despite the name of the key, 1 stands for a layer that rotates.
-    config["no_rope_layers"] = [int(bool(theta)) for theta in thetas] if isinstance(thetas, list) else [1] * len(layers)
+    config["no_rope_layers"] = [int(bool(theta)) for theta in thetas]
 
 
 def _swa_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
     """Return the rotation, by the theta of all layers that have one."""
     rope = full_rope(fields, architecture)
     key = "layer_rope_theta"
-    stated = fields.values.get(key)
-    thetas = (
-        {Fields({key: theta}).positive(key) for theta in stated if theta != 0} if isinstance(stated, list) else set()
-    )
+    stated = as_list(fields.values.get(key))
+    thetas = {Fields({key: theta}).positive(key) for theta in stated if theta != 0}
     if not thetas or thetas == {rope.theta}:
         return rope, rope
     if len(thetas) > 1 or rope.scaling is not None:

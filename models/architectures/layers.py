@@ -128,6 +128,7 @@ def layers_of(
         rotates = sliding
     elif architecture.position_free == "listed":
         rotates = _listed_rotations(fields, count)
+    ropes = [local_rope if slides else rope for slides in sliding]  # of layers that rotate
 
     # Feed-forwards, and recurrent mixing.
     experts = [None] * count if architecture.experts is None else architecture.experts(fields, count)
@@ -137,7 +138,7 @@ def layers_of(
         mixes = architecture.recurrent(fields, count)
     return tuple(
         LayerConfig(
-            rope=(local_rope if sliding[i] else rope) if rotates[i] else None,
+            rope=ropes[i] if rotates[i] else None,
             window=window if sliding[i] else None,
             experts=experts[i],
             mixer=mixer if mixes[i] else None,

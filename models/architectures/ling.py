@@ -46,8 +46,12 @@ def _renamed(name: str, config: Mapping[str, Any]) -> str:
     layers = _recurrent(fields, fields.count("num_hidden_layers"))
     mixes = int(match[1]) < len(layers) and layers[int(match[1])]
     module, dot, rest = match[2].partition(".")
-    ours = (_KDA if mixes else _LATENT).get(module, module)
-    return f"model.layers.{match[1]}.{'mixer' if mixes else 'self_attn'}.{ours}{dot}{rest}"
+    at = "self_attn"
+    names = _LATENT
+    if mixes:
+        at = "mixer"
+        names = _KDA
+    return f"model.layers.{match[1]}.{at}.{names.get(module, module)}{dot}{rest}"
 
 
 def _mixer(fields: Fields) -> MixerConfig:

@@ -43,7 +43,9 @@ def _llama4(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     values = fields.values
     kinds = values.get("layer_types")
     # A key that is null or 0 turns chunks off; a missing one has its default.
-    chunk = fields.count("attention_chunk_size", default=_CHUNK) if values.get("attention_chunk_size", _CHUNK) else 0
+    chunk = 0
+    if values.get("attention_chunk_size", _CHUNK):
+        chunk = fields.count("attention_chunk_size", default=_CHUNK)
     growth = None
     if values.get("attn_temperature_tuning", True):
         # Positions count from 1 here, so the factors begin one position ahead.
@@ -51,8 +53,10 @@ def _llama4(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
 
     layers = []
     for number, layer in enumerate(decoder.layers):
-        # Without `layer_types`, the layers that rotate are those that attend in chunks.
-        listed = layer.rope is not None if kinds is None else kinds[number] == "chunked_attention"
+        if kinds is None:  # the layers that rotate are those that attend in chunks
+            listed = layer.rope is not None
+        else:
+            listed = kinds[number] == "chunked_attention"
         chunked = bool(chunk and listed)
         layers.append(
             replace(
@@ -73,7 +77,9 @@ def _llama4_experts(fields: Fields, layers: int) -> ExpertLayers:
     listed = fields.values.get("moe_layers")
     step = fields.values.get("interleave_moe_layer_step")
     if not isinstance(listed, list):
-        listed = list(range(layers))[step - 1 :: step] if isinstance(step, int) and step > 0 else []
+        listed = []
+        if isinstance(step, int) and step > 0:
+            listed = list(range(layers))[step - 1 :: step]
     if not listed:
         return [None] * layers
     experts = ExpertsConfig(

@@ -22,6 +22,8 @@ _LETTERS = {
     "mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*", "mlp": "-", "moe": "E",
 }  # fmt: skip
 _BLOCK = re.compile(r"model\.layers\.(\d{1,9})\.(norm|mixer)\b")  # "model.layers.7.mixer.in_proj.weight", its begin
+# By the letter of a block that mixes tokens: the names of its norm and of itself. Others are feed-forwards.
+_PARTS = {"M": ("input_layernorm", "mixer"), "*": ("input_layernorm", "self_attn")}
 _STACKS = ((".switch_mlp.fc1", ".switch_mlp.up_proj"), (".switch_mlp.fc2", ".switch_mlp.down_proj"))
 
 
@@ -48,9 +50,9 @@ def _renamed(name: str, config: Config) -> str:
         block = int(match[1])
         # A block beyond the pattern keeps its number, which no layer has.
         number, letter = blocks[block] if block < len(blocks) else (block, "M")
-        mixes = letter in "M*"
-        norm = "input_layernorm" if mixes else "post_attention_layernorm"
-        part = norm if match[2] == "norm" else {"M": "mixer", "*": "self_attn"}.get(letter, "mlp")
+        norm, part = _PARTS.get(letter, ("post_attention_layernorm", "mlp"))
+        if match[2] == "norm":
+            part = norm
         return f"model.layers.{number}.{part}"
 
     name = _BLOCK.sub(renamed, name)

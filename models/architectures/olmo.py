@@ -49,7 +49,9 @@ def _mixer(fields: Fields) -> MixerConfig:
 def _states_theta(fields: Fields) -> bool:
     """Return whether attention rotates: only with a stated base."""
     nested = fields.section("rope_parameters")
-    return (nested if "rope_theta" in nested else fields.values).get("rope_theta") is not None
+    if "rope_theta" in nested:
+        return nested["rope_theta"] is not None
+    return fields.values.get("rope_theta") is not None
 
 
 ROWS = (

@@ -177,7 +177,9 @@ def _laguna_runs(fields: Fields) -> bool:
 
 def _laguna(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     """Add the heads of each layer, and leave out gates if the config does."""
-    family = decoder.family if fields.values.get("gating", True) else replace(decoder.family, gates=None)
+    family = decoder.family
+    if not fields.values.get("gating", True):
+        family = replace(family, gates=None)
     key = "num_attention_heads_per_layer"
     num_layers = len(decoder.layers)
     counts = [decoder.heads] * num_layers

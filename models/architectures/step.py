@@ -112,8 +112,9 @@ def _complete(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     heads = other.count("num_attention_heads", default=decoder.heads)
     kv_heads = other.count("num_attention_groups", default=decoder.kv_heads)
     check_shared_heads(heads, kv_heads)
-    gated = fields.values.get("use_head_wise_attn_gate", True)
-    family = decoder.family if gated else replace(decoder.family, gates=None)
+    family = decoder.family
+    if not fields.values.get("use_head_wise_attn_gate", True):
+        family = replace(family, gates=None)
     limits = _of_layers(fields, "swiglu_limits_shared", 0.0)
     layers = []
     for layer, limit in zip(decoder.layers, limits, strict=True):

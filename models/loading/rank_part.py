@@ -217,4 +217,5 @@ def _unit(quantization: Mapping[str, object] | None, requantize: Quantization | 
     sizes = [
         int(section["group_size"]) for section in sections if isinstance(section, dict) and "group_size" in section
     ]
-    return max([*sizes, requantize.group_size if requantize else _PLAIN_UNIT])
+    sizes.append(requantize.group_size if requantize else _PLAIN_UNIT)
+    return max(sizes)

@@ -105,8 +105,10 @@ def _gates(parameters: Parameters, prefix: str, mixer: MixerConfig) -> tuple[Wei
     gates = [parameters.tensor(prefix, tensor) for tensor in mixer_gates(mixer)]
     if not gates:
         return None
-    *gate, decay = gates
-    return (gate[0] if gate else None), decay
+    if len(gates) == 1:
+        return None, gates[0]
+    gate, decay = gates
+    return gate, decay
 
 
 def _taps(parameters: Parameters, at: str, mixer: MixerConfig) -> tuple[mx.array, mx.array | None]:

@@ -69,7 +69,8 @@ def with_gates(ops: Ops, x: mx.array, layer: LayerWeights) -> mx.array:
     gate, decay = layer.mixer_gates
     sizes = layer.mixer.sizes
     z_start = sizes.channels
-    a_start = z_start + (sizes.inner if gate is None else gate.columns)
+    z_size = sizes.inner if gate is None else gate.columns
+    a_start = z_start + z_size
     mixed, z, a, b = mx.split(x, [z_start, a_start, a_start + decay.columns], axis=-1)  # [q, k, v | z | a | b]
     if gate is not None:
         z = ops.linear(mx.contiguous(z), gate)
@@ -109,9 +110,11 @@ def gated_heads(ops: Ops, gate: mx.array, heads: mx.array, kind: str | None) -> 
     if gate.shape == heads.shape:
         return ops.glu(gate, heads, "sigmoid")
     wide = gate.astype(mx.float32)
-    softplus = kind == "head_softplus"
-    factors = (mx.logaddexp(wide, 0) if softplus else mx.sigmoid(wide)).astype(heads.dtype)  # (B, T, H)
-    return (heads.reshape(*gate.shape, -1) * factors[..., None]).reshape(heads.shape)
+    if kind == "head_softplus":
+        factors = mx.logaddexp(wide, 0)  # (B, T, H)
+    else:
+        factors = mx.sigmoid(wide)
+    return (heads.reshape(*gate.shape, -1) * factors[..., None].astype(heads.dtype)).reshape(heads.shape)
 
 
 def loop_gates(ops: Ops, queries: mx.array, gate: LoopGate, rows: Sequence[PassRow]) -> mx.array:

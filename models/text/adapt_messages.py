@@ -302,13 +302,14 @@ def _place_systems(messages: list[Message], rules: TemplateRules) -> list[Messag
 
     Others become text of the next user message, or a user message of their own if an answer or nothing follows.
     """
-    has_later = any(message["role"] == "system" for message in messages[1:])
-    moves_later = has_later and not rules.takes_later_system
-    moves_first = bool(messages) and messages[0]["role"] == "system" and not _takes_first(messages, rules)
+    systems = [index for index, message in enumerate(messages) if message["role"] == "system"]
+    moved = {index for index in systems if index > 0 and not rules.takes_later_system}
+    if 0 in systems and not _takes_first(messages, rules):
+        moved.add(0)
     placed: list[Message] = []
     waiting: list[str] = []  # system messages that are to be moved
     for index, message in enumerate(messages):
-        if message["role"] == "system" and (moves_first if index == 0 else moves_later):
+        if index in moved:
             waiting.append(text_of(message))
             continue
         if waiting and message["role"] == "user":

@@ -109,7 +109,8 @@ class AnswerText:
             certain, _ = self._matcher.feed(content)
             remaining, _ = self._matcher.flush()
             content = certain + remaining
-            text = section + content if self._has_stops else text
+            if self._has_stops:
+                text = section + content
         stop_string = self._matcher.found
         if stop_string is not None:
             finished = replace(finished, reason="stop", stop_id=None, stop_string=stop_string)

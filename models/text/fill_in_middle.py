@@ -64,5 +64,8 @@ def continued_text(tokenizer: "Tokenizer", text: str) -> list[int]:
         index = None
         if re.fullmatch(marks, part):
             index = tokenizer.token_id(part)
-        ids += tokenizer.encode(part) if index is None else [index]
+        if index is None:
+            ids += tokenizer.encode(part)
+        else:
+            ids.append(index)
     return ids

@@ -422,9 +422,12 @@ def _result(word: str, identifier: str = _ID) -> Message:
 
 def _words_of(message: Mapping[str, Any]) -> list[str]:
     """Return the texts of a message that a template has to show: its content, and the arguments of its calls."""
-    content = message["content"] or ""
-    words = [content] if content else []
+    words: list[str] = []
+    if message["content"]:
+        words.append(message["content"])
     for call in message.get("tool_calls", ()):
         arguments = call["function"]["arguments"]
-        words.append((json.loads(arguments) if isinstance(arguments, str) else arguments)["key"])
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments)
+        words.append(arguments["key"])
     return words

@@ -151,7 +151,9 @@ def _check(document: object) -> None:
     vocab = model.get("vocab") or {}
     added = [token for token in document.get("added_tokens") or () if isinstance(token, Mapping)]
     check_added(str(token.get("content")) for token in added)
-    ids = [*(vocab.values() if isinstance(vocab, Mapping) else ()), *(token.get("id") for token in added)]
+    ids = [token.get("id") for token in added]
+    if isinstance(vocab, Mapping):
+        ids += vocab.values()
     if any(isinstance(index, int) and index >= LARGEST_ID for index in ids):
         raise ValueError("a token has an id out of range")
     if kind in ("WordPiece", "WordLevel") and model.get("unk_token") not in vocab:
@@ -234,7 +236,11 @@ def _growth(part: Mapping[str, Any]) -> float:
 def _check_merges(merges: list[Any], prefix: int) -> None:
     """Check merges: the library drops `prefix` bytes of each right side, and aborts inside a character."""
     for merge in merges:
-        right = (merge.partition(" ")[2] if isinstance(merge, str) else merge[1]).encode()
+        if isinstance(merge, str):
+            _, _, text = merge.partition(" ")
+        else:
+            text = merge[1]
+        right = text.encode()
         if len(right) < prefix or not _begins_character(right, prefix):
             raise ValueError("a merge lacks the prefix of continued words")
 

@@ -79,7 +79,9 @@ def mark_spaces(tokenizer: Tokenizer, *, prefix: bool) -> None:
 def spell_spaces(tokenizer: Tokenizer, *, prefix: bool) -> None:
     """Decode marks as spaces and byte tokens as bytes, without the space that `prefix` added."""
     back = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*back, decoders.Strip(" ", 1, 0)] if prefix else back)
+    if prefix:
+        back.append(decoders.Strip(" ", 1, 0))
+    tokenizer.decoder = decoders.Sequence(back)
 
 
 def add_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:

@@ -122,4 +122,6 @@ def _near_miss(name: str) -> str | None:
 
     short_names = {known.removeprefix("HEADRACE_"): known for known in _KNOWN}
     near = get_close_matches(name.removeprefix("HEADRACE").removeprefix("_"), short_names, n=1, cutoff=_ALIKE)
-    return f"{name} is not read by headrace; did you mean {short_names[near[0]]}?" if near else None
+    if not near:
+        return None
+    return f"{name} is not read by headrace; did you mean {short_names[near[0]]}?"

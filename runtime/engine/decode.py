@@ -67,7 +67,9 @@ def _rows(x: mx.array, rows: int | list[int]) -> mx.array:
         return x
     if isinstance(rows, list):
         return x[0, mx.array(rows)][:, None]
-    return (x if x.shape[1] == rows else x[:, :rows]).reshape(rows, 1, *x.shape[2:])
+    if x.shape[1] != rows:
+        x = x[:, :rows]
+    return x.reshape(rows, 1, *x.shape[2:])
 
 
 def start(network: Network, kv: KVBackend, chunks: list[ScheduledChunk], before: InFlightBatch | None) -> InFlightBatch:

@@ -158,5 +158,6 @@ def chunk_end(done: int, prompt: int, marks: bool, branch_point: int = 0) -> int
     With marks, one is set OPENING tokens before the end: the next prompt may open this answer differently, if a
     template drops its thinking. Another is set at `branch_point`, where the next prompt differs.
     """
-    edges = (branch_point, prompt - OPENING) if marks else ()
-    return min((edge for edge in edges if done < edge < prompt), default=prompt)
+    if not marks:
+        return prompt
+    return min((edge for edge in (branch_point, prompt - OPENING) if done < edge < prompt), default=prompt)

@@ -20,7 +20,7 @@ from statistics import median
 
 from headrace.runtime.config.files import read_cache, write_cache
 from headrace.runtime.config.paths import cache_dir
-from headrace.runtime.config.typed import typed
+from headrace.runtime.config.typed import as_list, as_mapping, typed
 from headrace.runtime.machine.hardware import Machine, machine, power_state
 
 RECENT_DAYS = 30  # older ones may be of other memory or settings
@@ -98,9 +98,9 @@ def cached_peak(host: Machine | None = None) -> Peak | None:
 
 def measurements(host: Machine | None = None) -> list[Peak]:
     """Return the measurements of this machine with this MLX, oldest first."""
-    stored = read_cache(_cache_file()).get("peaks")
-    entries = stored.get(_key(host or machine())) if isinstance(stored, dict) else None
-    return [peak for entry in (entries if isinstance(entries, list) else []) if (peak := _read(entry)) is not None]
+    stored = as_mapping(read_cache(_cache_file()).get("peaks"))
+    peaks = map(_read, as_list(stored.get(_key(host or machine()))))
+    return [peak for peak in peaks if peak is not None]
 
 
 def store(peak: Peak, host: Machine | None = None) -> None:

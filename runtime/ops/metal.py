@@ -226,12 +226,19 @@ def bits_of(value: float) -> int:
 @lru_cache(maxsize=8)
 def _add_norms_source(post: bool, scaled: bool, norm: bool) -> str:
     """Return the body of the kernel of `add_norms`."""
-    scale = "\n    held[n] = float(T(held[n] * float(scalar[0])));" if scaled else ""
+    scale = ""
+    if scaled:
+        scale = "\n    held[n] = float(T(held[n] * float(scalar[0])));"
     total = _OVER_ROW.format(
         each=f"held[n] = float(T(float(residual[row + i]) + held[n]));{scale}\n    total[row + i] = T(held[n]);"
     )
-    parts = [_ROW_BEGIN, _row_norm("post", "held[n] = {value};") if post else "", total]
-    return "".join([*parts, _row_norm("weight", "normed[row + i] = T({value});") if norm else ""])
+    source = _ROW_BEGIN
+    if post:
+        source += _row_norm("post", "held[n] = {value};")
+    source += total
+    if norm:
+        source += _row_norm("weight", "normed[row + i] = T({value});")
+    return source
 
 
 # `add_norms`: values of a row in registers, 4 neighbours a thread and step; those past the row are zeros.
@@ -286,7 +293,9 @@ def _place_heads_source(names: Sequence[str], normed: Sequence[str], rotated: bo
     parts = [_HEAD_BEGIN]
     first = "0"
     for name in names:
-        norm = _HEAD_NORM.format(weight=f"float({name}_norm[i * {name}_norm_strides[0]])") if name in normed else ""
+        norm = ""
+        if name in normed:
+            norm = _HEAD_NORM.format(weight=f"float({name}_norm[i * {name}_norm_strides[0]])")
         steps = [rotation, norm] if norm_last else [norm, rotation]
         if name == "v":
             steps = [_HEAD_NORM.format(weight="1.0f")]

@@ -54,7 +54,9 @@ def attend(q: mx.array, keys: Side, values: Side, spec: AttentionSpec, kv: KVFor
 
 def source(*, sinks: bool) -> str:
     """Return the body of the kernel."""
-    first = "if (group == 0) {\n  best = float(sinks[head * sinks_strides[0]]);\n  sum = 1.0f;\n}" if sinks else ""
+    first = ""
+    if sinks:
+        first = "if (group == 0) {\n  best = float(sinks[head * sinks_strides[0]]);\n  sum = 1.0f;\n}"
     return _BEGIN + first + _ENTRIES + _MERGE
 
 

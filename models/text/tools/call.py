@@ -239,8 +239,10 @@ def call_of(value: object) -> ToolCall | None:
 
 def calls_of(value: object) -> tuple[ToolCall, ...]:
     """Return the calls of a JSON object or a list of them; none if one of them is no call."""
+    if not isinstance(value, list):
+        value = [value]
     calls: list[ToolCall] = []
-    for each in value if isinstance(value, list) else [value]:
+    for each in value:
         call = call_of(each)
         if call is None:
             return ()

@@ -54,10 +54,12 @@ class Brackets:
 
     def scan(self, text: str) -> None:
         """Search on to the end of the text."""
+        if self.closed:
+            return
         depth = self._depth
         quoted = self._quoted
         escaped = self._escaped
-        for position in range(self.position, len(text) if not self.closed else 0):
+        for position in range(self.position, len(text)):
             char = text[position]
             if quoted:
                 quoted = escaped or char != '"'
@@ -72,7 +74,7 @@ class Brackets:
                     self.position = position + 1
                     self.closed = True
                     return
-        self.position = len(text) if not self.closed else self.position
+        self.position = len(text)
         self._depth = depth
         self._quoted = quoted
         self._escaped = escaped

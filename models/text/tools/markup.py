@@ -25,7 +25,7 @@ class Markup:
     separator: between the arguments of a call and the name of the next one; None: one call a message.
     key_begin, key_end, value_end: around a key and after a value of tagged arguments; None for a JSON object.
     typed_key_ends: those that are not `key_end`, by the type of the value.
-    middle_if_empty: between a name and `end` in a call without arguments.
+    middle_if_empty: between a name and `end` in a call without arguments; None: `middle`.
     is_indented: the JSON object has lines.
     has_cdata: XML's marks of CDATA are around tagged values with special characters.
     """
@@ -56,6 +56,13 @@ class Markup:
     def key_end_of(self, kind: str) -> str:
         """Return the text between a key and a value of a type (of `KINDS`)."""
         return self.typed_key_ends.get(kind, self.key_end)
+
+    @property
+    def head_without_arguments(self) -> str:
+        """The text between a name and `end` in a call without arguments."""
+        if self.middle_if_empty is None:
+            return self.middle
+        return self.middle_if_empty
 
     def mapped(self, change: Callable[[str], str]) -> "Markup":
         """Return the markup with each of its texts changed."""
@@ -94,8 +101,8 @@ class Markup:
         """Return the texts from a name to the end of its arguments."""
         if self.key_begin is None:
             return [TemplateText(self.middle), json.dumps(arguments, ensure_ascii=False)]
-        if not arguments and self.middle_if_empty is not None:
-            return [TemplateText(self.middle_if_empty)]
+        if not arguments:
+            return [TemplateText(self.head_without_arguments)]
         parts: list[str] = [TemplateText(self.middle)]
         for name, value in arguments.items():
             key_end = self.key_end_of(kind_of(value))

@@ -49,7 +49,7 @@ def tagged_rules(lark: Markup, tools: Sequence[Tool]) -> list[str]:
 def _call_rules(lark: Markup, number: int, tool: Tool) -> list[str]:
     """Return the rules of one tool's call: parameters in order, required ones always."""
     name = quoted(tool.name)
-    empty = f"{name} {lark.middle if lark.middle_if_empty is None else lark.middle_if_empty}"
+    empty = f"{name} {lark.head_without_arguments}"
     if not tool.properties and not tool.free:
         return [f"call{number}: {empty}"]
     call = f"{name} {lark.middle} parameters{number}"
