@@ -25,14 +25,15 @@ _CHEAP_ROWS = 4  # rows that a step bound by memory computes almost for free
 _CHEAP_ROW = 0.15  # cost of one more of these
 _ROW = 0.25  # cost of one beyond them
 _WAIT = 0.15  # cost of not queueing ahead: a pass with draft tokens, and the one after it, wait for the one before
-_PLAIN = 5  # passes in the median of passes without draft tokens
+_PLAIN = 31  # passes in the median of passes without draft tokens: few of them mislead while other programs run
 _MIN_WEIGHT = 0.06  # of a new measurement, after many
 _MAX_STORED = 4  # measurements that a stored one counts for: it may be stale
 _FRESH = 64  # passes with draft tokens until one without is measured again
 _LIKELY = 0.5  # acceptance chance from which a refused draft token is counted
 _MAX_REFUSED = 256  # refusals until the costs are measured anew
-_FAR = 2.0  # clipping of a measurement, relative to r, before the first: an outlier must not end drafting
-_NEAR = 1.25  # the same after many
+_FIRST = 1.6  # clipping of the first measurement, relative to r: an outlier must not end drafting
+_FAR = 2.0  # the same of later ones; less after each, down to _NEAR
+_NEAR = 1.25
 _TICK = 1e-6  # seconds; least duration of a pass, for coarse clocks
 
 _SHORT = 1024  # cache entries that cost a pass little beside the weights
@@ -102,7 +103,7 @@ class _Curve:
         before = self.ratios[count]
         passes = self.passes[count] + self._weights.get(count, 0)
         # The more passes were measured, the less an outlier may differ from r, and the less a new one counts.
-        far = max(_NEAR, 1 + (_FAR - 1) / math.sqrt(1 + passes))
+        far = max(_NEAR, 1 + (_FAR - 1) / math.sqrt(1 + passes)) if passes else _FIRST
         weight = max(_MIN_WEIGHT, 1 / (2 + passes))
         measured = max(before / far, min(seconds / self.plain_s, before * far))
         self.ratios[count] = max(1.0, before + weight * (measured - before))

@@ -72,22 +72,25 @@ def test_the_cost_of_drafts_includes_the_delay_after_a_pass() -> None:
     assert ratios[1] == pytest.approx(ratios[0] + 0.2)  # half of it: there was one such pass, and what was expected
 
 
-def test_one_slow_plain_pass_changes_nothing() -> None:
+@pytest.mark.parametrize("slow", [[0.5], [0.030] * 6])
+def test_slow_plain_passes_change_nothing(slow: list[float]) -> None:
+    """Other programs slow some passes down, often several in a row."""
     controller = Controller()
-    for took in (0.010, 0.010, 0.010, 0.5):
+    for took in [0.010] * 8 + slow:
         controller.record(1, 0, took, ahead=True)
     controller.record(1, 1, 0.012, ahead=False)
     controller.record(1, 0, 0.010, ahead=False)
     assert controller.measured[1, 1, 0][0] == pytest.approx((1.3 + 1.2) / 2)
 
 
-def test_one_slow_first_pass_does_not_end_drafting() -> None:
+@pytest.mark.parametrize("chance", [0.97, 0.7])
+def test_one_slow_first_pass_does_not_end_drafting(chance: float) -> None:
     """Else a copied text is decoded token by token, until the costs are measured anew."""
     controller = Controller()
     controller.record(1, 0, 0.010, ahead=True)
     controller.record(1, 2, 0.100, ahead=False)
     controller.record(1, 0, 0.010, ahead=False)
-    assert controller.choose([[0.97**count for count in range(1, 16)]]) != [0]
+    assert controller.choose([[chance**count for count in range(1, 16)]]) != [0]
 
 
 def test_proposers_are_rarely_asked_where_none_can_pay() -> None:
