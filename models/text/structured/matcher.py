@@ -7,6 +7,7 @@ Guard: tests/models/text/structured/test_grammars.py.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
@@ -18,34 +19,37 @@ from headrace.runtime.errors import EngineError
 _MESSAGE = 200  # characters of llguidance's message
 
 
+@dataclass(frozen=True, slots=True)
 class MatcherGrammar:
-    """A compiled grammar: a matcher in its first state."""
+    """A compiled grammar.
 
-    def __init__(
-        self, matcher: LLMatcher, vocab_size: int, ends: Sequence[int], json: JsonTokens | None = None
-    ) -> None:
-        """ends: end-of-turn tokens, at least one. json: the vocabulary, if the answer is JSON."""
-        self._matcher = matcher
-        self._vocab_size = vocab_size
-        self._ends = ends
-        self._json = json
+    matcher: in its first state.
+    vocab_size: logits of the network.
+    ends: end-of-turn tokens, at least one.
+    json: the vocabulary, if the answer is JSON.
+    """
+
+    matcher: LLMatcher
+    vocab_size: int
+    ends: Sequence[int]
+    json: JsonTokens | None = None
 
     def start(self) -> "Matcher":
         """Return the state of a new answer."""
-        return Matcher(self._matcher.deep_copy(), self._vocab_size, self._ends, self._json)
+        return Matcher(self)
 
 
 class Matcher:
     """State of one sequence. See `Constraint`."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, ends: Sequence[int], json: JsonTokens | None) -> None:
-        self._matcher = matcher
-        self._vocab_size = vocab_size
-        self._ends = ends
-        self._json = json
+    def __init__(self, grammar: MatcherGrammar) -> None:
+        self._matcher = grammar.matcher.deep_copy()
+        self._vocab_size = grammar.vocab_size
+        self._ends = grammar.ends
+        self._json = grammar.json
         self._state: JsonState | None = None
-        if json is not None:
-            self._state = json.start()
+        if grammar.json is not None:
+            self._state = grammar.json.start()
 
     def masks(self, draft_tokens: Sequence[int]) -> mx.array:
         # The row of the next token, then one after each draft token that the grammar allows.

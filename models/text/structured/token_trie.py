@@ -39,9 +39,9 @@ class TokenTrie:
             raise UsageError(f"{_CANNOT}: the tokenizer has no end-of-turn token")
         self.eos_token_id = self.ends[0]
         # Control tokens: ends, special tokens, and those of thinking.
-        thinking = (tokenizer.token_id(text) for text in (OPEN, CLOSE))
-        form = tokenizer.thinking_form
-        marks = {*self.ends, *tokenizer.detokenizers.special, *(form.ids if form else ()), *thinking}
+        marks = {*self.ends, *tokenizer.detokenizers.special, tokenizer.token_id(OPEN), tokenizer.token_id(CLOSE)}
+        if tokenizer.thinking_form is not None:
+            marks |= set(tokenizer.thinking_form.ids)
         self.marks = frozenset(index for index in marks if index is not None and index < vocab_size)
         self.special_token_ids = sorted(self.marks)
         self._tokenizer = tokenizer
