@@ -74,7 +74,8 @@ def content_problems(folder: Path, recorded: Files, progress: Progress = silent)
                 problem = f"{name} has changed since it was installed: its sha256 differs"
         except OSError as error:
             problem = f"{name} {_UNREADABLE}: {error.strerror}"
-        problems += [problem] if problem else []
+        if problem:
+            problems.append(problem)
     return problems
 
 

@@ -33,8 +33,8 @@ def find_shape(name: str | None, store: Store | None = None) -> tuple[str, StepS
 
     Raises ModelNotFoundError, UnsupportedModelError, CheckpointError or FetchError.
     """
-    store = store if store is not None else Store()
-    text = name if name is not None else DEFAULT_MODEL
+    store = store or Store()
+    text = DEFAULT_MODEL if name is None else name
     source = find_source(text, store)
     match source:
         case LocalDirectory(path):
@@ -59,7 +59,9 @@ def find_shape(name: str | None, store: Store | None = None) -> tuple[str, StepS
 
 def shape_of_header(header: "HubHeader") -> StepShape:
     """Return the shape of a model on the hub. Raises UnsupportedModelError and CheckpointError."""
-    return _of_config(header.config or {}) if header.container is None else shape_of_gguf(header.container)
+    if header.container is not None:
+        return shape_of_gguf(header.container)
+    return _of_config(header.config or {})
 
 
 def _of_directory(path: Path) -> StepShape:

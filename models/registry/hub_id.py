@@ -43,7 +43,9 @@ class HubId:
             part = f":{self.quantization}"
         else:
             part = ""
-        return f"{self.repo}{part}@{self.revision}" if self.revision else f"{self.repo}{part}"
+        if self.revision:
+            part += f"@{self.revision}"
+        return f"{self.repo}{part}"
 
 
 def parse_hub_id(text: str) -> HubId:
@@ -62,8 +64,10 @@ def parse_hub_id(text: str) -> HubId:
     )
     if malformed:
         raise UsageError(f"not a hub id: {shorten(text)}", FORMS)
-    kind = quantization.upper()
-    return HubId(f"{org}/{name}", revision or None, file or None, None if kind in ("", "LATEST") else kind)
+    kind: str | None = quantization.upper()
+    if kind in ("", "LATEST"):
+        kind = None
+    return HubId(f"{org}/{name}", revision or None, file or None, kind)
 
 
 def _is_repo_part(part: str) -> bool:

@@ -69,7 +69,7 @@ class ResolvedModel:
 def resolve(
     name: str | None,
     *,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     fetch: bool = True,
     refresh: bool = False,
     store: Store | None = None,
@@ -81,9 +81,8 @@ def resolve(
     revision and replaces damaged files. opened: the .gguf file of that name, if its header was read before.
     Also raises UsageError, FetchError and CheckpointError.
     """
-    store = store if store is not None else Store()
-    progress = progress if progress is not None else silent
-    base, adapter = split_adapter(name if name is not None else DEFAULT_MODEL)
+    store = store or Store()
+    base, adapter = split_adapter(DEFAULT_MODEL if name is None else name)
     if adapter is not None:
         adapter_folder = find_adapter(adapter, progress, fetch=fetch)
         model = resolve(base, progress=progress, fetch=fetch, refresh=refresh, store=store, opened=opened)
@@ -94,7 +93,9 @@ def resolve(
             return ResolvedModel(shown_name(path), path, f"local directory {path}")
         case LocalGGUF(file, adapter_file):
             model = _resolved(_imported(file, store, progress, opened, fetch=fetch))
-            return model if adapter_file is None else _with_adapter(model, adapter_file.name, adapter_file, store)
+            if adapter_file is None:
+                return model
+            return _with_adapter(model, adapter_file.name, adapter_file, store)
         case CatalogName() | HubId():
             return _named(source, store, progress, fetch=fetch, refresh=refresh)
 

@@ -205,7 +205,9 @@ class Store:
     def _sweep(self) -> None:
         """Delete everything in .partial whose lock is free, as crashed processes leave it."""
         partial = self.root / ".partial"
-        for leftover in list(partial.iterdir()) if partial.is_dir() else []:
+        if not partial.is_dir():
+            return
+        for leftover in list(partial.iterdir()):
             name = leftover.name.removeprefix(_OLD)
             try:
                 with self._locked(name, silent, wait=False):
@@ -282,7 +284,8 @@ def directory_bytes(path: Path) -> int:
     for folder, _, files in os.walk(path):
         for name in files:
             status = (Path(folder) / name).lstat()
-            total += status.st_size if stat.S_ISREG(status.st_mode) else 0
+            if stat.S_ISREG(status.st_mode):
+                total += status.st_size
     return total
 
 
