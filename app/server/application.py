@@ -49,6 +49,15 @@ from headrace.app.server.telemetry import Telemetry
 from headrace.runtime.errors import HeadraceError
 
 _PLAIN = "/:@!$&'()*+,;=~"  # in the log as they are; a line break, say, is written as %0A
+# Codes and messages of Starlette's own errors, by status. Its words are "Not Found", which reads as if a model was not.
+_ROUTING_ERRORS = {
+    404: (
+        "not_found",
+        "this server has no such endpoint; it has OpenAI's chat completions, completions, responses and models, and "
+        "Anthropic's messages",
+    ),
+    405: ("method_not_allowed", "this endpoint takes other methods; the Allow header has them"),
+}
 _LEFT = 499  # in the log: the client closed the connection
 Log = Callable[[str], None]
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -235,9 +244,8 @@ async def _failed(request: Request, error: Exception) -> Response:
     if isinstance(error, LeftError):
         return Response(status_code=_LEFT)
     if isinstance(error, HTTPException):
-        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
-        api = ApiError(error.status_code, str(error.detail), code)
-        return _response(request.url.path, api, error.headers)
+        code, message = _ROUTING_ERRORS.get(error.status_code, ("invalid_request", str(error.detail)))
+        return _response(request.url.path, ApiError(error.status_code, message, code), error.headers)
     return _response(request.url.path, api_error(error))
 
 

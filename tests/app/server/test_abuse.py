@@ -77,6 +77,7 @@ def test_unknown_paths_and_methods_are_refused(client: httpx.Client) -> None:
     assert error(client.get("/v1/nothing"))["code"] == "not_found"
     assert error(client.get(CHAT))["code"] == "method_not_allowed"
     assert client.get(CHAT).headers["Allow"] == "POST"
+    assert "endpoint" in error(client.post("/v1/embeddings", json={}))["message"]
     assert client.head("/").status_code == 200
     assert client.get("/../../etc/passwd").status_code == 404
     assert client.get("/v1/models/..%2f..%2fetc%2fpasswd").status_code == 404
