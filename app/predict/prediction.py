@@ -179,18 +179,25 @@ def step_seconds(shape: StepShape, target: TargetMachine, nbytes: float, share: 
 
 def largest_context(shape: StepShape, target: TargetMachine) -> int | None:
     """Return the longest context that fits, up to the model's limit; 0 if the weights do not fit."""
-    if target.memory is None:
+    room = _room_for_kv(shape, target)
+    if room is None:
         return None
-    room = target.memory - shape.resident_bytes - working_memory(shape, on_gpu=target.apple)
     return shape.cost.longest_context(room, shape.context_length)
 
 
 def most_sequences(shape: StepShape, target: TargetMachine, context: int) -> int | None:
     """Return how many sequences of `context` tokens fit; 0 if the weights do not; None if unknown."""
+    room = _room_for_kv(shape, target)
+    if room is None:
+        return None
+    return max(0, room // max(1, shape.cost.kv_bytes(context)))
+
+
+def _room_for_kv(shape: StepShape, target: TargetMachine) -> int | None:
+    """Return the bytes of memory that weights and program leave; None if unknown."""
     if target.memory is None:
         return None
-    room = target.memory - shape.resident_bytes - working_memory(shape, on_gpu=target.apple)
-    return max(0, room // max(1, shape.cost.kv_bytes(context)))
+    return target.memory - shape.resident_bytes - working_memory(shape, on_gpu=target.apple)
 
 
 @dataclass(frozen=True, slots=True)

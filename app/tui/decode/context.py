@@ -49,7 +49,9 @@ class ContextSection(Section):
         fill = metrics.fill
         if not model.name:  # without a model the bytes are unknown, which 0 would not say
             return [Content.styled("no model yet", "$quiet")]
-        of_limit = f" of {model.context_limit:,}" if model.context_limit else ""
+        of_limit = ""
+        if model.context_limit:
+            of_limit = f" of {model.context_limit:,}"
         tokens = Content.assemble((f"{metrics.context:,}", "bold"), (f"{of_limit} tokens", "$quiet"))
         token_size = f"{format_bytes(model.kv_bytes_per_token)}/token"
         token_sizes = [token_size]
@@ -189,7 +191,9 @@ def _miss(reuse: PromptReuse | None, width: int, max_lines: int) -> list[Content
     forms = (("miss at token", f"{cached} cached, {prompt} now"), ("miss at", f"{cached} → {prompt}"))
     heads = [Content.assemble((f"{name} {difference.position + 1:,}: ", "$text-warning"), text) for name, text in forms]
     head = next((head for head in heads if head.cell_length <= width), heads[-1].truncate(width, ellipsis=True))
-    return [head, *_around(difference, width)] if max_lines >= 3 else [head]
+    if max_lines < 3:
+        return [head]
+    return [head, *_around(difference, width)]
 
 
 def _around(difference: PrefixDifference, width: int) -> list[Content]:

@@ -56,9 +56,9 @@ class LatencySection(Section):
     MAX_LINES = 60
     IS_CHART = True
 
-    def __init__(self, metrics: LiveMetrics, id: str | None = None, *, with_text: bool = False) -> None:
+    def __init__(self, metrics: LiveMetrics, *, with_text: bool = False) -> None:
         """with_text: show the answer's text, too."""
-        super().__init__(metrics, id)
+        super().__init__(metrics)
         self._with_text = with_text
         self._layout = TokenLines()
         self.cursor: int | None = None
@@ -71,7 +71,9 @@ class LatencySection(Section):
 
     def move_cursor(self, by: int) -> None:
         """Move it by steps (positive is newer); past the newest step it disappears."""
-        before = -1 if self.cursor is None else self.cursor  # one key towards older steps shows it on the newest
+        before = -1  # one key towards older steps shows it on the newest
+        if self.cursor is not None:
+            before = self.cursor
         back = min(before - by, self._num_steps - 1)
         self._set_cursor(back if back >= 0 else None)
 
@@ -118,7 +120,8 @@ class LatencySection(Section):
             room = width - foot[0].cell_length - 1
             if room >= _LEAST:
                 causes = _cause_line(window.stalls.values(), room)
-                foot = [spread(causes, foot[0], width)] if causes else foot
+                if causes:
+                    foot = [spread(causes, foot[0], width)]
         chart = latency_chart(window, width, height - len(text) - len(foot) - 1, cursor)
         return [self._marks(window, cells, cursor, causes.plain.split()), *chart, *text, *foot]
 
@@ -137,7 +140,9 @@ class LatencySection(Section):
             return []
         count = next(lines for least, lines in _TEXT_LINES if height >= least)
         steps = list(metrics.answer.records)
-        marked_step = None if self.cursor is None else max(0, len(steps) - 1 - self.cursor)
+        marked_step = None
+        if self.cursor is not None:
+            marked_step = max(0, len(steps) - 1 - self.cursor)
         return StepTexts(steps, metrics.texts, window.of.p50, marked_step).lines(self._layout, width, count)
 
     def _foot(self, metrics: LiveMetrics, width: int, *, has_text: bool) -> list[Content]:

@@ -159,9 +159,11 @@ def _bandwidth(metrics: LiveMetrics) -> Content:
     machine = metrics.machine
     if machine.measured_gb_s is None:
         return Content("")
-    now = f", now {three_digits(machine.memory_gb_s)}" if machine.memory_gb_s else ""
-    nominal = f", nominal {three_digits(machine.nominal_gb_s)}" if machine.nominal_gb_s else ""
+    others = ""
+    if machine.memory_gb_s:
+        others += f", now {three_digits(machine.memory_gb_s)}"
+    if machine.nominal_gb_s:
+        others += f", nominal {three_digits(machine.nominal_gb_s)}"
     return Content.assemble(
-        ("this machine: ", "$quiet"), (f"{three_digits(machine.measured_gb_s)} GB/s", "bold"),
-        (f"{now}{nominal}", "$quiet"),
+        ("this machine: ", "$quiet"), (f"{three_digits(machine.measured_gb_s)} GB/s", "bold"), (others, "$quiet")
     )  # fmt: skip

@@ -121,7 +121,9 @@ def _of_peak(share: float, peak: str) -> tuple[str, str]:
 def _speed(metrics: LiveMetrics) -> Meter:
     """Return tokens per second now, or of the turn, as a part of the limit of this machine."""
     figures = metrics.figures
-    rate = metrics.rate_average if metrics.rate_now is None else metrics.rate_now
+    rate = metrics.rate_now
+    if rate is None:
+        rate = metrics.rate_average
     max_rate = figures.roofline_rate
     value = f"{three_digits(rate)} tok/s"
     if max_rate is None:
@@ -178,8 +180,12 @@ def _memory(metrics: LiveMetrics) -> Meter:
     """Return the achieved bandwidth and MBU. Where other programs slow the steps down, both are doubtful."""
     achieved = metrics.achieved_gb_s
     memory = metrics.memory
-    share = memory.share if metrics.mbu is None else metrics.mbu
-    base = memory.base_gb_s if not share or achieved is None else achieved / share
+    share = metrics.mbu
+    if share is None:
+        share = memory.share
+    base = memory.base_gb_s
+    if share and achieved is not None:
+        base = achieved / share
     value = f"{three_digits(achieved)} GB/s"
     if base is None:
         return Meter("memory", value, 0.0, ("bandwidth not measured yet", "not measured yet"))
@@ -245,7 +251,9 @@ def _details(metrics: LiveMetrics) -> list[str]:
 
 def _load_details(model: ModelFacts) -> list[str]:
     """Return texts on a model that has not answered yet."""
-    texts = [f"loaded in {model.load_s:.2f} s" if model.load_s else "nothing loaded yet"]
+    texts = ["nothing loaded yet"]
+    if model.load_s:
+        texts = [f"loaded in {model.load_s:.2f} s"]
     if model.weight_bytes:
         texts.append(f"a step reads {format_bytes(model.weight_bytes)} of weights")
     return texts

@@ -207,7 +207,9 @@ class Sections(Widget, can_focus=False):
 
     def render(self) -> Content:
         """Return the text in the place of sections, before the first answer."""
-        lines = Content.styled("" if self.places else _BEFORE, "$quiet").wrap(max(1, self.size.width - 4))
+        if self.places:
+            return Content("")
+        lines = Content.styled(_BEFORE, "$quiet").wrap(max(1, self.size.width - 4))
         return Content("\n").join(line.pad_left(2) for line in lines)
 
     @property

@@ -64,12 +64,15 @@ class StepSection(Section):
 
 
 def _time_lines(metrics: LiveMetrics, times: StepTimes, width: int, height: int) -> list[Content]:
-    tokens = f", {three_digits(metrics.figures.tokens)} tokens" if metrics.totals.proposed else ""
+    tokens = ""
+    if metrics.totals.proposed:
+        tokens = f", {three_digits(metrics.figures.tokens)} tokens"
     head = Content.assemble(("mean step ", "$quiet"), (format_seconds(times.total_s), "bold"), (tokens, "$quiet"))
-    is_decoding = metrics.phase == "decode" and not metrics.answers.is_several
-    span = Content.styled("of the last second" if is_decoding else "of all steps", "$quiet")
+    span = "of all steps"
+    if metrics.phase == "decode" and not metrics.answers.is_several:
+        span = "of the last second"
     bars = _bars(times.parts, lambda seconds: f"{three_digits(seconds * 1e3)} ms", width, height - 1)
-    return [fitting([head, span], width), *bars]
+    return [fitting([head, Content.styled(span, "$quiet")], width), *bars]
 
 
 def _source(times: StepTimes | None, width: int) -> str:

@@ -86,8 +86,10 @@ class StepTexts:
     def lines(self, layout: TokenLines, width: int, count: int) -> list[Content]:
         """Return `count` lines with the marked step, or with the newest one."""
         layout.update(self._texts, width)
-        focus = self._steps[-1 if self._cursor is None else self._cursor].index
-        shown = [self._line(steps).truncate(width) for steps in layout.around(focus, count)]
+        focus = self._steps[-1]
+        if self._cursor is not None:
+            focus = self._steps[self._cursor]
+        shown = [self._line(steps).truncate(width) for steps in layout.around(focus.index, count)]
         return [*shown, *[Content("")] * (count - len(shown))]
 
     def _line(self, steps: range) -> Content:
@@ -103,23 +105,28 @@ class StepTexts:
         """
         position = index - self._first  # of its record among those kept; negative if it is no longer kept
         pieces, accepted, rejected = self._texts[index]
-        marked = position == self._cursor
-        mark = " bold reverse" if marked else ""
-        if marked and not any(pieces):
-            pieces = (_NO_TEXT,)
-            accepted = 0
+        mark = ""
+        if position == self._cursor:
+            mark = " bold reverse"
+            if not any(pieces):
+                pieces = (_NO_TEXT,)
+                accepted = 0
         yield _visible(safe.feed("".join(pieces[:accepted]))), _ACCEPTED + mark
         yield _visible(sanitise("".join(rejected))), _REJECTED
-        has_record = 0 <= position < len(self._steps) and index > 0  # the first token has no latency of its own
-        slow = SLOW[nearness(self._steps[position].latency_s, self._p50_s)] if has_record else ""
+        slow = ""
+        if 0 <= position < len(self._steps) and index > 0:  # the first token has no latency of its own
+            slow = SLOW[nearness(self._steps[position].latency_s, self._p50_s)]
         yield _visible(safe.feed("".join(pieces[accepted:]))), (slow + mark).strip()
 
 
 def record_line(record: StepRecord, text: StepText | None, width: int) -> Content:
     """Return the record of a step as a line, as much as fits. text: None if it is not known."""
-    words = ""
-    if text is not None:
-        words = f" “{_visible(sanitise(text.text))}”" if text.text else " no text"
+    if text is None:
+        words = ""
+    elif text.text:
+        words = f" “{_visible(sanitise(text.text))}”"
+    else:
+        words = " no text"
     facts = [
         ("", format_seconds(record.latency_s)),
         ("context ", f"{record.context:,}"),
@@ -136,7 +143,9 @@ def record_line(record: StepRecord, text: StepText | None, width: int) -> Conten
 
 def text_legend(*, has_drafts: bool) -> Content:
     """Return the meaning of the colours of text and bars."""
-    drafts = [("■", "$text-success"), (" draft taken  ", "$quiet")] if has_drafts else []
+    drafts = []
+    if has_drafts:
+        drafts = [("■", "$text-success"), (" draft taken  ", "$quiet")]
     _, over_near, over_far = SLOW
     return Content.assemble(
         *drafts,

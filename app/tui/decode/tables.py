@@ -12,7 +12,7 @@ from itertools import accumulate
 from textual.content import Content
 
 from headrace.app.answer.phrases import mbu_text
-from headrace.app.output.sanitise import sanitise
+from headrace.app.output.sanitise import safe_line
 from headrace.app.tui.metrics.answers import OVER, AnswerRow, RowPhase, TurnAnswers
 from headrace.app.tui.metrics.facts import TurnFigures
 from headrace.app.tui.metrics.live import LiveMetrics
@@ -84,7 +84,10 @@ class SequencesSection(Section):
             foot = foot[: max(0, height - 1 - len(batch.rows))]
             rows = batch.rows
         shown = rows[: height - 1 - len(foot)]
-        self.set_subtitle("" if len(shown) == len(rows) else f"{len(shown)} of {len(rows)} answers")
+        subtitle = ""
+        if len(shown) < len(rows):
+            subtitle = f"{len(shown)} of {len(rows)} answers"
+        self.set_subtitle(subtitle)
         head = _cells_text([name for name, _ in columns], columns)
         if words:
             head += "  last words"
@@ -104,14 +107,17 @@ def _cells_text(cells: Sequence[str], columns: Sequence[tuple[str, int]]) -> str
 
 def _sequence(row: AnswerRow, columns: Sequence[tuple[str, int]], words: int) -> Content:
     """Return the line of an answer. words: cells of its last words; 0: without them."""
-    count = f"{row.tokens:,}"
-    if row.phase == "prefill":  # no output yet: the share of the prompt that is computed
-        count = percent(row.prefill_done / row.prefill_total) if row.prefill_total else ""
+    if row.phase != "prefill":
+        count = f"{row.tokens:,}"
+    elif row.prefill_total:  # no output yet: the share of the prompt that is computed
+        count = percent(row.prefill_done / row.prefill_total)
+    else:
+        count = ""
     cells = [f"{row.number}", _WORDS[row.phase], count, three_digits(row.totals.tokens_per_second), f"{row.reused:,}"]
     line = Content.styled(_cells_text(cells, columns), _ROW_STYLES.get(row.phase, ""))
     if not words:
         return line
-    content = Content(" ".join(sanitise(row.words).split()))
+    content = Content(safe_line(row.words))
     # A character has one or two cells: half the excess at a time, so that no more is cut off than has to be.
     while content.cell_length > words:
         content = content[max(1, (content.cell_length - words) // 2) :]
@@ -190,7 +196,9 @@ class TurnsSection(Section):
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         running = metrics.running
-        turns = [*metrics.turns, running] if running else metrics.turns
+        turns = list(metrics.turns)
+        if running is not None:
+            turns.append(running)
         if not turns:
             return [Content.styled("no answers yet", "$faint")]
         columns = _fitting(_TURNS, width)

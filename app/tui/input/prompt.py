@@ -248,7 +248,8 @@ class Prompt(Area):
 
     def _walk(self, by: int) -> bool:
         """Show the history entry before or after; return False at its end."""
-        index = by + (len(self._history) if self._entry is None else self._entry)
+        index = len(self._history) if self._entry is None else self._entry
+        index += by
         if not 0 <= index <= len(self._history):
             return False
         self._show_entry(index)
@@ -276,7 +277,9 @@ class Prompt(Area):
     def paste(self, pasted: str) -> None:
         """Insert text; show a long one as a placeholder, which is sent whole."""
         text = sanitise(pasted)
-        self.type(self._placeholder(text) if len(text) > _BIG_PASTE else text)
+        if len(text) > _BIG_PASTE:
+            text = self._placeholder(text)
+        self.type(text)
 
     def _placeholder(self, text: str) -> str:
         """Return a new placeholder for a text."""

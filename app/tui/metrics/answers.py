@@ -176,7 +176,9 @@ class TurnAnswers:
     @property
     def rate_now(self) -> float | None:
         """Total tokens per second over the last second."""
-        return _rate(self._counts[0], self._counts[-1]) if self._counts else None
+        if not self._counts:
+            return None
+        return _rate(self._counts[0], self._counts[-1])
 
     @property
     def rate_average(self) -> float | None:
@@ -189,7 +191,9 @@ class TurnAnswers:
     def rate_each(self) -> float | None:
         """Mean tokens per second of one answer."""
         rates = [rate for row in self._rows.values() if (rate := row.totals.tokens_per_second) is not None]
-        return sum(rates) / len(rates) if rates else None
+        if not rates:
+            return None
+        return sum(rates) / len(rates)
 
     @property
     def weight_bytes_per_token(self) -> float | None:
@@ -222,7 +226,8 @@ class TurnAnswers:
                 self._served(event)
             case Died():
                 for row in self._rows.values():
-                    row.phase = row.phase if row.phase in OVER else "failed"
+                    if row.phase not in OVER:
+                        row.phase = "failed"
             case Prefill():
                 row = self._row(event.id)
                 row.phase = "prefill"
@@ -230,14 +235,12 @@ class TurnAnswers:
             case Delta() if event.parts:
                 row = self._row(event.id)
                 row.phase = "decode"
-                row.ttft_s = event.ttft_s if row.ttft_s is None else row.ttft_s
+                if row.ttft_s is None:
+                    row.ttft_s = event.ttft_s
                 row.words = (row.words + event.text)[-_WORDS:]
                 row.stepped(event.records, self.cost)
-                for record in event.records if self.is_several else ():
-                    self.weight_bytes = record.weight_bytes
-                    self._weights_read += record.weight_bytes / max(1, record.batch)
-                    self._output_tokens += record.tokens
-                    self._totals.add(record, self.cost, whole_batch=True)
+                if self.is_several:
+                    self._add_to_totals(event.records)
             case Done():
                 row = self._row(event.id)
                 summary = event.end.summary
@@ -247,6 +250,14 @@ class TurnAnswers:
             case Failed() | ContextFull() | Abandoned():
                 if event.id is not None:
                     self._row(event.id).phase = "failed"
+
+    def _add_to_totals(self, records: Sequence[StepRecord]) -> None:
+        """Count steps of one of several answers."""
+        for record in records:
+            self.weight_bytes = record.weight_bytes
+            self._weights_read += record.weight_bytes / max(1, record.batch)
+            self._output_tokens += record.tokens
+            self._totals.add(record, self.cost, whole_batch=True)
 
     def _served(self, served: BatchStatus) -> None:
         """Take in the engine's report on the batch: states, passes, memory, and the tokens so far."""

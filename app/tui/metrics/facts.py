@@ -194,7 +194,9 @@ def stored_turns(messages: Iterable[Message]) -> list[TurnFigures]:
 
 def _coarse_activations(card: ModelCard) -> str:
     """Return the bits of prompts' activations, to append to the kernels; "" for the usual 16."""
-    return "" if card.activations == 16 else f", activations {card.activations}"
+    if card.activations == 16:
+        return ""
+    return f", activations {card.activations}"
 
 
 def facts(card: ModelCard) -> tuple[ModelFacts, MachineFacts]:

@@ -56,7 +56,9 @@ def step_times(of: StepFigures, weight_bytes: float, steps: Sequence[StepRecord]
         # Timed steps have the same shares as the mean one, which may be faster or slower.
         parts = [(name, share * total) for name, share in _timed_shares(timed)]
         indices = [step.index for step in timed]
-        every = indices[-1] - indices[-2] if len(indices) > 1 else len(steps)
+        every = len(steps)
+        if len(indices) > 1:
+            every = indices[-1] - indices[-2]
         span = steps[-1].index - indices[0] + 1
         return StepTimes(parts, total, len(timed), max(1, every), span)
     if of.reading_s is None or of.step_bytes <= 0:
@@ -165,8 +167,10 @@ def histogram(latencies_s: Sequence[float], top_s: float, rows: int) -> list[int
     """
     counts = [0] * rows
     for latency in latencies_s:
-        place = min(rows - 1, int(latency / top_s * rows)) if top_s > 0 else 0
-        counts[rows - 1 - place] += 1
+        row = 0
+        if top_s > 0:
+            row = min(rows - 1, int(latency / top_s * rows))
+        counts[rows - 1 - row] += 1
     return counts
 
 
@@ -182,7 +186,9 @@ class RooflinePoint:
 
     @classmethod
     def of(cls, flops: float, nbytes: float, seconds: float) -> "RooflinePoint | None":
-        return cls(flops / nbytes, flops / seconds) if flops > 0 and nbytes > 0 and seconds > 0 else None
+        if flops <= 0 or nbytes <= 0 or seconds <= 0:
+            return None
+        return cls(flops / nbytes, flops / seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +233,9 @@ def decode_point(totals: StepTotals) -> RooflinePoint | None:
 
 def prefill_point(prefill: MeasuredPrefill | None) -> RooflinePoint | None:
     """Return the point of a prefill, if there is one."""
-    return RooflinePoint.of(prefill.flops, prefill.nbytes, prefill.seconds) if prefill else None
+    if prefill is None:
+        return None
+    return RooflinePoint.of(prefill.flops, prefill.nbytes, prefill.seconds)
 
 
 class Trail:

@@ -157,8 +157,10 @@ class LiveMetrics:
         if isinstance(event, Delta):
             self._since_look.extend(event.records)
         self.trail.add(self.answers.totals)
-        if not self.answers.over:
-            self.phase = "decode" if any(row.phase == "decode" for row in self.answers.rows) else "prefill"
+        if any(row.phase == "decode" for row in self.answers.rows):
+            self.phase = "decode"
+        elif not self.answers.over:
+            self.phase = "prefill"
         elif self.phase in ("prefill", "decode"):  # not while a model is loaded
             self.phase = "idle"
         if self.answers.over and self.answers.is_several:
@@ -464,7 +466,9 @@ class LiveMetrics:
     @property
     def mbu(self) -> float | None:
         """MBU over the last second, over the turn once it is over; None if busy."""
-        return self._share(self.achieved_gb_s) if self.phase == "decode" else self.mbu_average
+        if self.phase == "decode":
+            return self._share(self.achieved_gb_s)
+        return self.mbu_average
 
     @property
     def memory(self) -> MBU:
@@ -492,7 +496,9 @@ class LiveMetrics:
     @property
     def contention(self) -> "MachineLoad | None":
         """The load, if other programs take CPUs that decoding needs; else None."""
-        return self.load if self._contended_looks >= _CONTENDED_LOOKS else None
+        if self._contended_looks < _CONTENDED_LOOKS:
+            return None
+        return self.load
 
     @property
     def running(self) -> TurnFigures | None:

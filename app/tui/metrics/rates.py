@@ -40,7 +40,9 @@ class StepTotals:
         """
         if record.index == 0:
             return
-        batch = max(1, record.batch) if whole_batch else 1
+        batch = 1
+        if whole_batch:
+            batch = max(1, record.batch)
         self.steps += 1 / batch if batch > 1 else 1
         self.records += 1
         self.tokens += record.tokens

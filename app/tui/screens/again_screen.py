@@ -18,7 +18,7 @@ from textual.containers import Container
 from textual.widgets import Static
 
 from headrace.app.chat.parallel_answers import ParallelAnswer
-from headrace.app.output.sanitise import sanitise
+from headrace.app.output.sanitise import safe_line
 from headrace.app.tui.screens.chat_keys import SCROLL_KEYS
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.message_actions import copy_selection
@@ -100,7 +100,7 @@ class AgainScreen(ParallelScreen):
         num_hidden = sum(not pane.display for pane in self.panes)
         if num_hidden:
             parts.append(f"{num_hidden} more: → and ←")
-        parts.append(" ".join(sanitise(candidates.question.content).split()))
+        parts.append(safe_line(candidates.question.content))
         return " · ".join(parts)
 
     def sync_panes(self) -> None:

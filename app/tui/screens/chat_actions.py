@@ -71,10 +71,12 @@ class ChatActions:
             "branch_back": lambda message: messages.switch_branch(message, -1),
             "branch_on": lambda message: messages.switch_branch(message, 1),
         }
-        if message.id == MARK and action not in on_summary:
+        if message.id != MARK:
+            on_message[action](message)
+        elif action in on_summary:
+            on_summary[action](message)
+        else:
             raise UsageError("this is the summary of the messages above: e edits it, u sends them again")
-        functions = on_summary if message.id == MARK else on_message
-        functions[action](message)
 
     def _in_every_chat(self, name: str, argument: str) -> None:
         if text := IN_EVERY_CHAT[name](self._state.conversation, argument):
@@ -88,7 +90,8 @@ class ChatActions:
         transcript = self._view.transcript
         transcript.show_thinking = not transcript.show_thinking
         if not transcript.has_thinking:
-            self._state.notify(f"thinking sections will be {'unfolded' if transcript.show_thinking else 'folded'}")
+            state = "unfolded" if transcript.show_thinking else "folded"
+            self._state.notify(f"thinking sections will be {state}")
 
     def _new(self, _: str) -> None:
         self._state.open_session(None)
@@ -191,7 +194,7 @@ class ChatActions:
             self._compare_with(read_setup(arguments, here))
             return
         offered = suggested_setups(here, conversation.temperature or 0.0)
-        names = [name if not text else f"{name}  /compare {text}" for name, text in offered]
+        names = [f"{name}  /compare {text}" if text else name for name, text in offered]
         self._view.pick(
             "compare with what?", names, lambda n: self._compare_with(read_setup(offered[n][1], here)), always=True
         )

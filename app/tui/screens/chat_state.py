@@ -289,8 +289,12 @@ class ChatState:
             self.notify("only the CPU kernels can time the parts of a step: the times shown are computed", problem=True)
             return
         self.times_all_steps = every_one
-        self.engine.time_steps(1 if every_one else TIMED_EVERY)
-        self.notify("every step is timed by part" if every_one else f"1 step in {TIMED_EVERY} is timed by part")
+        if every_one:
+            self.engine.time_steps(1)
+            self.notify("every step is timed by part")
+        else:
+            self.engine.time_steps(TIMED_EVERY)
+            self.notify(f"1 step in {TIMED_EVERY} is timed by part")
 
     # -- clipboard and files ---------------------------------------------------------------------------------------
 

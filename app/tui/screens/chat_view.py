@@ -270,7 +270,9 @@ class ChatView:
             return
         text = self.prompt.whole_text
         if self.editing is None and self.state.comparison is None:
-            draft = "" if parse_command(text) else message_text(text)
+            draft = ""
+            if parse_command(text) is None:
+                draft = message_text(text)
             prefill = pause and self.state.settings.chat.read_ahead
             self.conversation.prefetch(draft, count_only=not prefill)
 

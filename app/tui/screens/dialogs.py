@@ -51,16 +51,15 @@ class Question(SingleDismissal, ModalScreen[str | None]):
 class AskText(Question):
     """A line of text."""
 
-    def __init__(self, title: str, value: str = "", placeholder: str = "") -> None:
+    def __init__(self, title: str, value: str = "") -> None:
         super().__init__()
         self._title = title
         self._value = value
-        self._placeholder = placeholder
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as box:
             box.border_title = Content(self._title)
-            yield Field(self._value, placeholder=self._placeholder)
+            yield Field(self._value)
             yield Static(Content.styled("Enter accepts · Esc cancels", "$quiet"), classes="hint")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:

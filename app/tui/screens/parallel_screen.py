@@ -239,8 +239,10 @@ class AnswerPane(Vertical):
             return "● answering", "bold $text-success"
         if side.notice is not None:
             return f"✗ {sanitise(side.notice)}", "$text-error"
+        if not side.messages:
+            return "no question yet", "$quiet"
         if side.answer is None:
-            return "no question yet" if not side.messages else "no answer", "$quiet"
+            return "no answer", "$quiet"
         if side.answer.finish_reason is None and not side.answer.partial:
             return "✎ edited by hand", "$quiet"
         if side.answer.finish_reason == "stop":

@@ -16,7 +16,7 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets.option_list import Option
 
-from headrace.app.output.sanitise import sanitise
+from headrace.app.output.sanitise import safe_line, sanitise
 from headrace.app.sessions.kv_cache import delete_kv_cache, kv_cache_bytes
 from headrace.app.sessions.records import Hit, SessionEntry
 from headrace.app.sessions.search import search
@@ -62,9 +62,13 @@ class SessionsScreen(ListScreen[tuple[int, str] | None]):
         """List all sessions, or the search hits."""
         words = self.words.strip()
         store = self._state.store
-        nothing = "nothing found" if words else "no sessions yet"
+        nothing = "no sessions yet"
         try:
-            options = [_found(hit) for hit in search(store, words)] if words else list(map(_listed, store.sessions()))
+            if words:
+                nothing = "nothing found"
+                options = [_found(hit) for hit in search(store, words)]
+            else:
+                options = [_listed(entry) for entry in store.sessions()]
         except SessionError as error:
             options = []
             nothing = sanitise(str(error))
@@ -82,11 +86,12 @@ class SessionsScreen(ListScreen[tuple[int, str] | None]):
     @property
     def _chosen(self) -> tuple[str, int | None] | None:
         """Id of the highlighted session, and of the message of a hit."""
-        at = self.options.highlighted
-        option = self.options.get_option_at_index(at) if at is not None else None
-        if option is None or not option.id:
+        index = self.options.highlighted
+        if index is None:
             return None
-        session, _, message = option.id.partition("/")
+        session, _, message = (self.options.get_option_at_index(index).id or "").partition("/")
+        if not session:  # the line in place of no sessions
+            return None
         return session, int(message) if message else None
 
     def on_input_changed(self) -> None:
@@ -112,7 +117,10 @@ class SessionsScreen(ListScreen[tuple[int, str] | None]):
                 open_already = False
             if not open_already:
                 self._state.open_session(session)
-            self.dismiss((hit, self.words) if hit is not None else None)
+            if hit is None:
+                self.dismiss(None)
+            else:
+                self.dismiss((hit, self.words))
 
     def action_rename(self) -> None:
         if (listed := self._chosen) is None:
@@ -185,15 +193,16 @@ def _listed(entry: SessionEntry) -> Option:
     """Return a session's option: its title, and a line of facts."""
     session = entry.session
     model = (session.model or "default model").rstrip("/").rpartition("/")[2]  # of a path or a hub id, its name
-    unsent = " · unsent text" if session.draft and entry.messages else ""
-    facts = f"{entry.messages} messages{unsent} · {ago(session.updated_at)} · {sanitise(model)}"
+    facts = [f"{entry.messages} messages", ago(session.updated_at), sanitise(model)]
+    if session.draft and entry.messages:
+        facts.insert(1, "unsent text")
     title = sanitise(entry.title or "untitled").replace("\n", " ")
-    return Option(Content.assemble((title, "bold"), "\n", (facts, "$quiet")), id=session.id)
+    return Option(Content.assemble((title, "bold"), "\n", (" · ".join(facts), "$quiet")), id=session.id)
 
 
 def _found(hit: Hit) -> Option:
     """Return a hit's option; the store marks found words with « and »."""
-    snippet = " ".join(sanitise(hit.snippet).split())
+    snippet = safe_line(hit.snippet)
     head = Content.assemble((sanitise(hit.title), "bold"), (f"  {hit.role} · {ago(hit.created_at)}", "$quiet"))
     return Option(Content.assemble(head, "\n", (snippet, "$quiet")), id=f"{hit.session_id}/{hit.message_id}")
 

@@ -14,7 +14,7 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets.option_list import Option
 
-from headrace.app.output.sanitise import sanitise
+from headrace.app.output.sanitise import safe_line
 from headrace.app.sessions.records import Message
 from headrace.app.sessions.tree import TreeLine, tree_lines
 from headrace.app.tui.screens.chat_state import ChatState
@@ -96,5 +96,5 @@ def _drawn(line: TreeLine) -> Content:
     if len(lead) > _DEEPEST:
         lead = "…" + lead[1 - _DEEPEST :]
     mark = ("❯ ", "$text-accent") if message.role == "user" else ("◆ ", "$text-primary")
-    text = " ".join(sanitise(message.content[:_LONGEST]).split()) or "(no text)"
+    text = safe_line(message.content[:_LONGEST]) or "(no text)"
     return Content.assemble((lead, "$quiet"), mark, (text, "bold" if line.shown else "$quiet"))

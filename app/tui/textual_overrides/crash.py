@@ -32,8 +32,9 @@ class CrashReports(App[ReturnType]):
 
 def write_report(error: BaseException | None) -> str:
     """Write the traceback of an error to a file that only the user can read; return one line about both."""
-    fault = "".join(traceback.format_exception_only(error)).strip().splitlines()
-    message = f"the terminal UI crashed: {fault[-1] if fault else 'unknown error'}"
+    lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
+    fault = lines[-1] if lines else "unknown error"
+    message = f"the terminal UI crashed: {fault}"
     try:
         folder = cache_dir() / "crashes"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from textual.content import Content
 
 from headrace.app.answer.phrases import ENDINGS, plain_phrases, summary_phrases
-from headrace.app.output.sanitise import Sanitiser, sanitise
+from headrace.app.output.sanitise import Sanitiser, safe_line, sanitise
 from headrace.app.sessions.export import made_with
 from headrace.app.sessions.records import Message
 from headrace.app.tui.transcript.context_mark import mark_lines
@@ -137,7 +137,7 @@ class Entry:
         lines = [Content.assemble(line[:lead], wrapped[0])]
         lines += [Content.assemble(" " * lead, part) for part in wrapped[1:]]
         for text in others:
-            lines += Content(text).wrap(self._look.width) if text else [Content("")]
+            lines += Content(text).wrap(self._look.width) or [Content("")]
         # The caret stands right after the text; the spaces at its end are kept for the words that follow.
         lines[-1] = lines[-1].rstrip(" ")
         extended = line.plain + added
@@ -270,7 +270,7 @@ class Entry:
     def _made(self) -> list[str]:
         """Return model, sampling and system prompt, as far as stored."""
         parts = list(made_with(self.message))
-        if system := " ".join(sanitise((self.message.system or "")[:_LONGEST_SYSTEM]).split()):
+        if system := safe_line((self.message.system or "")[:_LONGEST_SYSTEM]):
             parts.append(f"system prompt: {system}")
         return parts
 

@@ -74,15 +74,20 @@ class RowStrips:
     def _text(self, row: ShownRow, width: int, *, marked: bool = False, span: tuple[int, int] | None = None) -> Content:
         """Return a line with its gutter and without the scroll bar."""
         content, kind = row
-        whole = Content.assemble(("▌".ljust(GUTTER), "$accent") if marked else " " * GUTTER, content)
+        gutter = Content(" " * GUTTER)
+        if marked:
+            gutter = Content.styled("▌".ljust(GUTTER), "$accent")
+        whole = Content.assemble(gutter, content)
         if kind == "user" or span is not None:
             whole = whole.pad_right(max(0, width - 1 - whole.cell_length))
         if kind == "user":
             whole = whole.stylize_before("on $surface")
         if span is not None:
             start, end = span
+            if end == -1:
+                end = len(whole.plain)
             style = Style.from_styles(self._widget.screen.get_component_styles("screen--selection"))
-            whole = whole.stylize(style, start, len(whole.plain) if end == -1 else end)
+            whole = whole.stylize(style, start, end)
         return whole
 
     def _finished(self, line: Content, width: int, *, thumb: bool) -> Strip:

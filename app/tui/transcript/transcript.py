@@ -422,7 +422,9 @@ class Transcript(Widget, can_focus=True):
         last = len(self.entries) - 1
         selected = self.selected
         if selected is None:  # the first key upwards selects the last message
-            selected = last + 1 if by < 0 else last
+            selected = last
+            if by < 0:
+                selected = last + 1
         self.selected = min(last, max(0, selected + by))
         self._show_details()
         lines = self._lines_of(self.selected)

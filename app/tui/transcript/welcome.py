@@ -73,8 +73,8 @@ def _sample_lines(recommended: Recommendation | None) -> list[Content]:
     if recommended.tokens_per_second is not None:
         about = "at most" if recommended.is_limit else "about"
         facts.append(f"{about} {recommended.tokens_per_second:,.0f} tok/s")
-    way = "Enter on an empty line " + ("takes it" if recommended.installed else "fetches it")
+    verb = "takes" if recommended.installed else "fetches"
     return [
         Content.styled(f"{sample}; better here:", "$text-warning"),
-        Content.assemble((f"{STAR} {', '.join(facts)}", "bold"), (f": {way}", "$quiet")),
+        Content.assemble((f"{STAR} {', '.join(facts)}", "bold"), (f": Enter on an empty line {verb} it", "$quiet")),
     ]
