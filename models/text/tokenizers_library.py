@@ -43,7 +43,13 @@ _SUSPECT = [
         rb'"content"\s*:\s*"[^"]{100}',  # a long added token
     )
 ]
-_SUSPECT_STEP = re.compile(rb'"(?:Precompiled|FixedLength|Strip)"')
+_SUSPECT_STEP = re.compile(
+    rb'"(?:Precompiled|FixedLength|Strip)"'
+    rb'|"Regex"\s*:\s*"(?:[^"\\]|\\.){1024}'  # a long pattern
+)
+_MANY_PATTERNS = 32  # from that many on, their characters are counted
+# Characters of all patterns together: the library takes 16 KB for each class such as \p{L}. Models in use have 2,000.
+_MOST_PATTERN = 1 << 15
 MAX_UTF8 = 4  # bytes of a character
 _MOST_GROWTH = 64  # growth of a text by all replacements; 36 in models in common use
 _MOST_PREPENDED = 1 << 10  # bytes prepended to every text
@@ -116,7 +122,7 @@ def load_tokenizer(file: Path) -> "Tokenizer":
         check_parts(content, MAX_TOKENIZER_PARTS)
         if any(text.search(content) for text in _SUSPECT) or content.count(b'"single_word"') > _MANY_ADDED:
             _check(parse_json(content))
-        elif _SUSPECT_STEP.search(content):
+        elif _SUSPECT_STEP.search(content) or content.count(b'"Regex"') > _MANY_PATTERNS:
             import msgspec  # late: most tokenizers need no look at their steps
 
             _check_steps(msgspec.json.decode(content, type=_Steps))
@@ -134,9 +140,13 @@ class _Steps(TypedDict, total=False):
 
 def _check_steps(document: Mapping[str, Any]) -> None:
     """Check all parts of a tokenizer.json that change texts. Raises ValueError, as `_check_part`."""
+    pattern_size = 0
     for name in _Steps.__annotations__:
         for part in parts_of(document.get(name)):
             _check_part(part)
+            pattern_size += len(str(part.get("Regex", "")))
+    if pattern_size > _MOST_PATTERN:
+        raise ValueError(f"its regular expressions have more than {_MOST_PATTERN} characters")
 
 
 def _check(document: object) -> None:

@@ -64,6 +64,10 @@ def added(index: int, content: str) -> dict[str, Any]:
     return {"id": index, "content": content, **flags}
 
 
+def split(pattern: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
 HOSTILE: dict[str, dict[str, Any]] = {
     "no character map": {"normalizer": charsmap([], b"")},
     "a character map that is cut off": {"normalizer": charsmap([0] * 8, b"x", size=0xFFFFFFFC)},
@@ -95,6 +99,10 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "an added id that takes gigabytes": {"added_tokens": [{"id": 1510000000, "content": "<s>", "special": True}]},
     "half a character of a merge": {"model": BPE_OF_TWO_BYTES},
     "a prefix that is longer": {"model": BPE | {"continuing_subword_prefix": "########"}},
+    "a pattern of thousands of classes": {"pre_tokenizer": split("\\p{L}" * 7000)},
+    "patterns of thousands of classes": {
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split("\\p{L}" * 200)] * 40}
+    },
     "a search that takes too many tries": {
         "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
     },
