@@ -82,12 +82,20 @@ def run_tests(tree: Path, tests: Sequence[str]) -> Outcome:
 
 
 def check(tree: Path, fault: Fault, tests: Sequence[str]) -> Outcome:
-    """Apply the fault, run tests, restore the file."""
+    """Apply the fault, run tests one by one until one fails, restore the file.
+
+    Together, pytest would run a test of a file that is named after it in the order of that file.
+    """
     file = tree / fault.file
     original = file.read_text(encoding="utf-8")
+    outcome = Outcome("NOT CAUGHT")
     try:
         file.write_text(fault.applied(tree), encoding="utf-8")
-        return run_tests(tree, tests)
+        for test in tests:
+            outcome = run_tests(tree, [test])
+            if outcome.result != "NOT CAUGHT":
+                break
+        return outcome
     finally:
         file.write_text(original, encoding="utf-8")
 
