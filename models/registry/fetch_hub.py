@@ -9,9 +9,11 @@ refused from it, so that no gigabytes are fetched.
 Guards: tests/models/registry/test_fetch_hub.py and test_malicious_hub.py.
 """
 
+import errno
 import glob
 import hashlib
 import logging
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
 _API_TIMEOUT_SECONDS = 15.0  # for a list of files, a small answer
 _PART_TIMEOUT_SECONDS = 30.0  # of `HubFile.read`: up to a few megabytes
 _KEPT = "run it again: complete files are kept"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,7 @@ def _model_info(hub: HubId, *, files_metadata: bool = False) -> ModelInfo | None
     """
     # huggingface_hub's warnings would break the progress display. Importing it sets the level, so set it here.
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", module="huggingface_hub")  # of a full disk, which ends the download
     api = HfApi(library_name="headrace")
     with explained(hub):
         try:
@@ -380,6 +384,11 @@ def explain(error: Exception, hub: HubId) -> HeadraceError:
         return FetchError(f"the hub answered {status} for {hub}", hint)
     if isinstance(error, errors.HFValidationError):
         return ModelNotFoundError(f"{hub} is not a name the hub allows")
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return FetchError(
+            f"no space left in the hub's cache {constants.HF_HUB_CACHE} for {hub}",
+            "make room, or set HF_HOME to a folder on another disk; complete files are kept",
+        )
     reason = "".join(character if character.isprintable() else " " for character in str(error))[:200]
     return FetchError(f"fetching {hub} failed: {reason}", _KEPT)
 

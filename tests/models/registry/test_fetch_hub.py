@@ -1,8 +1,10 @@
 """Downloads from a hub over HTTP on the loopback interface, by the real huggingface_hub."""
 
+import errno
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from huggingface_hub import file_download
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.registry.fetch_hub import HubFiles, fetch_adapter, fetch_header, fetch_hub
@@ -237,6 +240,22 @@ def test_a_failing_hub_is_a_one_line_error(hub: HubServer, status: int) -> None:
     with pytest.raises(FetchError, match=str(status)) as caught:
         fetch_hub(HUB)
     assert "\n" not in str(caught.value)
+
+
+def test_a_full_disk_is_a_one_line_error(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    hub.add("org/name", MODEL)
+    nothing_free = shutil.disk_usage("/")._replace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: nothing_free)  # huggingface_hub warns of it
+    monkeypatch.setattr(file_download, "_chmod_and_move", full)
+    with pytest.raises(FetchError, match="no space left in the hub's cache") as raised:
+        fetch_hub(HUB)
+    assert "HF_HOME" in (raised.value.hint or "")
+    assert not [warning for warning in recwarn if issubclass(warning.category, UserWarning)]
 
 
 def test_without_network_the_cache_serves(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
