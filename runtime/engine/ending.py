@@ -50,7 +50,10 @@ class Ending:
         """End a sequence and return its last event. stop_id, record: see `Finished`."""
         after = sequence.request.cancel.after
         if after is not None and sequence.output_count >= after:  # the answer may end within a step
-            sequence.timeline.discard_tokens(sequence.output_count - after + (sequence.stop_id is not None))
+            discarded = sequence.output_count - after
+            if sequence.stop_id is not None:  # of the same step, which counts it, while `output_count` does not
+                discarded += 1
+            sequence.timeline.discard_tokens(discarded)
             sequence.output_count = after
         summary = sequence.timeline.summary(sequence.cache, sequence.output_count)
         self.end(sequence)
@@ -60,7 +63,7 @@ class Ending:
             summary,
             stop_id,
             record,
-            is_full=sequence.output_count >= sequence.limit - sequence.prefill_end,
+            is_full=sequence.output_count >= sequence.context_output,
             seed=None if sampling.greedy else sampling.seed,
         )
 

@@ -113,7 +113,7 @@ class Sequence:
         self.constraint = None
         if self.request.grammar is not None:
             self.constraint = self.request.grammar.start()
-        self.max_output = self.limit - self.prefill_end
+        self.max_output = self.context_output
         if self.request.max_tokens is not None:
             self.max_output = min(self.max_output, self.request.max_tokens)
 
@@ -121,6 +121,14 @@ class Sequence:
     def prefill_end(self) -> int:
         """Entries of prefill: the first step feeds the prompt's last token."""
         return len(self.request.prompt) - 1
+
+    @property
+    def context_output(self) -> int:
+        """Output tokens that the context has room for.
+
+        Each has the entry of the token that it follows: the first that of the prompt's last token.
+        """
+        return self.limit - self.prefill_end
 
     @property
     def kv(self) -> KVCache:

@@ -80,6 +80,11 @@ class _Curve:
         self.refused = 0  # likely drafts that were refused because of their cost
 
     @property
+    def is_suspect(self) -> bool:
+        """True after so many refusals that the measured costs may be wrong."""
+        return self.refused >= _MAX_REFUSED
+
+    @property
     def plain_s(self) -> float | None:
         """Seconds of a pass without draft tokens; None before the first."""
         return self._plain.median
@@ -174,14 +179,22 @@ class Controller:
             curve.record_plain(seconds)
 
     def pays(self, sequences: int, chance: float, cost_s: float = 0.0, *, context: int = 0) -> bool:
-        """Return whether draft tokens of at most this acceptance chance can pay. cost_s: see `Proposer`."""
+        """Return whether draft tokens of at most this acceptance chance can pay; a likely one that cannot is counted.
+
+        cost_s: see `Proposer`.
+        """
         curve = self._curve(sequences, context)
         if curve.plain_s is None or curve.age >= _FRESH:
             return False
-        if chance > curve.min_chance + MIN_GAIN * sequences * cost_s / curve.plain_s:
+        # With cost_s for each of K draft tokens, a pass takes r + K * cost_s / plain_s. Solved for the chance as in
+        # `_set_ratios`, K cancels out of what they add.
+        proposing = MIN_GAIN * sequences * cost_s / curve.plain_s
+        if chance > curve.min_chance + proposing:
             return True
-        curve.refused += chance > _LIKELY
-        return curve.refused >= _MAX_REFUSED
+        if chance > _LIKELY:
+            curve.refused += 1
+        # After many refusals, drafts are let through to `choose`. If it refuses them too, it drops the costs.
+        return curve.is_suspect
 
     def choose(
         self, chances: Sequence[Sequence[float]], costs_s: Sequence[float] = (), *, context: int = 0
@@ -216,9 +229,10 @@ class Controller:
                 max_gain = gain
                 best_count = count
         if not best_count and tokens > (1 + _LIKELY) * sequences:
-            # Likely tokens are refused because of the costs. After many such passes these are measured anew.
+            # Likely tokens are refused because of the costs. After many such passes these are measured anew, beginning
+            # with the fewest draft tokens.
             curve.refused += 1
-            if curve.refused >= _MAX_REFUSED:
+            if curve.is_suspect:
                 curve.reset()
                 best_count = min(curve.ratios, default=0)
         for _, row in ordered[:best_count]:
