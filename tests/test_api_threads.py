@@ -451,8 +451,11 @@ def test_a_long_batch_admits_other_requests(model: Model, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Answerer, "step", counted)
     prompts = PROMPTS * (_SUBMITTED // 4)
-    assert len(model.batch(prompts, **{**LIVELY, "max_tokens": 2})) == len(prompts)
-    assert max(counts) <= _SUBMITTED < len(prompts)
+    with ThreadPoolExecutor(1) as threads:
+        batch = threads.submit(model.batch, prompts, **{**LIVELY, "max_tokens": 2})
+        assert model.generate("hi", max_tokens=1).reason == "length"
+        assert len(batch.result(PATIENCE_S)) == len(prompts)
+    assert max(counts) <= _SUBMITTED + 1 < len(prompts)
 
 
 def run(script: str, directory: Path, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -3,7 +3,7 @@
 Server and batch read bodies with these functions alone, so that a wrong value has the same error everywhere: it names
 the field. Unknown fields are ignored by the server and refused by a batch, which calls `refuse_unknown` first.
 
-Guards: tests/app/answer/test_options.py and test_messages.py.
+Guard: tests/app/server/test_openai.py.
 """
 
 from collections.abc import Collection, Mapping

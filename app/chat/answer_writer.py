@@ -4,7 +4,7 @@
 decide when to ask, and this module what is stored. A message is in the store before its request is submitted. An
 answer that cannot be stored is kept, and `settle` tries again.
 
-Guards: tests/app/chat/test_conversation.py and test_turn.py; test_comparison.py for answers beside each other.
+Guards: tests/app/chat/test_conversation.py; test_comparison.py for answers beside each other.
 """
 
 from collections.abc import Mapping

@@ -4,7 +4,7 @@ Functions here change a conversation and return the lines to show. `IN_EVERY_CHA
 with and without a screen. Each surface has functions for the others: `app/tui/screens/chat_actions.py`, with those of
 `message_actions.py` there, and `app/line_chat/chat.py`.
 
-Guards: tests/app/chat/test_commands.py and tests/tui/test_parts.py.
+Guards: tests/tui/test_parts.py for the parsing, tests/app/chat/test_commands.py for the table in docs/chat.md.
 """
 
 import re

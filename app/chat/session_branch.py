@@ -3,7 +3,7 @@
 Messages form a tree by `parent_id`; a branch is the path from a root to a leaf. `Conversation` and `headrace run` read
 the store through this class. Each change is written to the store first, then `session` and `messages` are read again.
 
-Guard: tests/app/chat/test_session_branch.py.
+Guards: tests/app/chat/test_session_branch.py, test_conversation.py; tests/app/sessions/test_damaged_store.py.
 """
 
 from collections.abc import Mapping
@@ -13,9 +13,6 @@ from headrace.app.chat.prompt import first_sent
 from headrace.app.sessions.records import Draft, Message, Role, Session
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import UsageError
-
-# Errors for a branch without a message of this role.
-_NONE_YET: Mapping[Role, str] = {"user": "nothing was asked yet", "assistant": "there is no answer yet"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +47,10 @@ class SessionBranch:
         """Read the session and the branch that ends with `leaf` from the store; None is an empty branch."""
         self.session = self.store.session(self.session.id)
         self.leaf = leaf
-        self.messages = []
+        messages: list[Message] = []
         if leaf is not None:
-            self.messages = self.store.branch(self.session.id, leaf)
+            messages = self.store.branch(self.session.id, leaf)
+        self.messages = messages  # the old ones stay if the store cannot be read
         # One process holds one session: this locks it, and releases the lock of the session that was open before.
         self.shared = self.store.hold(self.session.id)
         self.context_tokens = cached_tokens(self.messages)
@@ -86,7 +84,9 @@ class SessionBranch:
         for message in reversed(self.messages):
             if message.role == role:
                 return message
-        raise UsageError(_NONE_YET[role])
+        if role == "user":
+            raise UsageError("nothing was asked yet")
+        raise UsageError("there is no answer yet")
 
     def alternatives(self, message_id: int) -> Alternatives:
         """Return the alternatives at a message of the branch, only itself if another process deleted it."""

@@ -72,7 +72,10 @@ def json_object(data: bytes, name: str, *, unique: bool = False) -> dict[str, ob
     except json.JSONDecodeError as error:
         raise UsageError(f"{name} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
     except ValueError as error:  # a repeated key, NaN, a number of thousands of digits
-        raise UsageError(f"{name} is not JSON: {error}") from None
+        reason = str(error)
+        if "digits" in reason:  # Python's text says how to allow them
+            reason = "a number is too long"
+        raise UsageError(f"{name} is not JSON: {reason}") from None
     if not isinstance(value, dict):
         raise UsageError(f"{name} must be a JSON object, not {shown(value)}")
     return value

@@ -3,7 +3,7 @@
 The transcript of the chat, the inline chat and exported HTML pages render model text through it. Reference links are
 off: blocks are rendered one by one, and a later definition would change links above it.
 
-Guard: tests/app/output/test_rendered_markdown.py.
+Guards: tests/tui/test_safety.py and tests/app/sessions/test_html_page.py.
 """
 
 import re

@@ -168,7 +168,8 @@ def _is_headrace(command: Sequence[str]) -> bool:
 
 
 def _is_template_worker(command: Any) -> bool:
-    return isinstance(command, list) and command[1:4] == ["-I", "-S", "-c"] and "template_worker" in command[4]
+    """Return whether `Worker` starts a process for chat templates."""
+    return isinstance(command, list) and command[5:6] == ["headrace.models.text.template_worker"]
 
 
 def _is_engine(command: Sequence[str]) -> bool:
@@ -250,7 +251,7 @@ def serve(number: int) -> None:
     """Import the modules, and fork processes for requests on this socket, until it is closed."""
     for name in _IMPORTED:
         importlib.import_module(name)
-    from headrace.models.text import template_process
+    from headrace.models.text import worker
     from tests.support.steady import measure_machine_briefly
 
     for name in ("OPENBLAS_NUM_THREADS", "SPACE_FOR_VARIABLES"):
@@ -258,7 +259,7 @@ def serve(number: int) -> None:
     gc.freeze()  # a collection in a fork would copy the pages of all of these objects
     measure_machine_briefly()
     fork_engines()
-    template_process.subprocess = _SubprocessForks()  # type: ignore[assignment]
+    worker.subprocess = _SubprocessForks()  # type: ignore[assignment]
     _serve(socket.socket(fileno=number))
 
 

@@ -63,7 +63,7 @@ def _parameters_of_callbacks_are_counted_once() -> Iterator[None]:
 
     def count_once(function: Callable[..., Any]) -> int:
         code = getattr(function, "__code__", None)
-        if code is None or hasattr(function, "__wrapped__"):
+        if code is None or hasattr(function, "__wrapped__") or hasattr(function, "__self__"):
             return count(function)
         if code not in counts:
             counts[code] = count(function)

@@ -1,7 +1,7 @@
 """The whole program in a real terminal (tmux) with the real model: a session from start to quit, and how it ends.
 
 Skipped where tmux is not installed. Needs no network once the default model is there. tests/faults/test_kills.py kills
-the engine of an answer, and tests/tui/test_chat.py starts it again.
+the engine of an answer, and tests/tui/test_chat.py starts it again by F8.
 """
 
 import json

@@ -123,7 +123,7 @@ def _answer(engine: Engine, test: Test, question: WorkloadPrompt, seed: int, spe
     run = _Run(list(outputs.values()))
     waiting = set(sequences)  # for the first token
     running = set(sequences)  # until the last
-    # Steps count from the one after which every sequence has its first token: those before also prefill.
+    # Steps count once every sequence has its first token: the steps until then also prefill.
     began = ended = time.perf_counter()
     while running:
         counts = not waiting

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.app.config.bounded_input import decoded, read_bounded
+from headrace.app.config.bounded_input import decoded, json_object, read_bounded
 from headrace.runtime.errors import UsageError
 
 
@@ -49,3 +49,19 @@ def test_text_is_utf_8_with_or_without_a_mark() -> None:
         decoded("é".encode("utf-16"), "notes")
     with pytest.raises(UsageError, match=r"notes is not UTF-8 text \(byte 1\)"):
         decoded(b"a\xff", "notes")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"[" * 100_000, "the body is nested too deeply"),
+        (b'{"a": 1,\n}', "the body is not JSON: .* at line 2, column 1"),
+        (b'{"a": NaN}', "the body is not JSON: NaN is not a JSON number"),
+        (b'{"a": ' + b"1" * 5000 + b"}", "the body is not JSON: a number is too long"),
+        (b'{"a": 1, "a": 2}', "appears twice"),
+        (b"[1]", "the body must be a JSON object"),
+    ],
+)
+def test_json_that_is_no_object_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        json_object(data, "the body", unique=True)

@@ -84,7 +84,7 @@ def run_tests(tree: Path, tests: Sequence[str]) -> Outcome:
 def check(tree: Path, fault: Fault, tests: Sequence[str]) -> Outcome:
     """Apply the fault, run tests one by one until one fails, restore the file.
 
-    Together, pytest would run a test of a file that is named after it in the order of that file.
+    In one run, pytest would sort a named test into the order of its file.
     """
     file = tree / fault.file
     original = file.read_text(encoding="utf-8")
