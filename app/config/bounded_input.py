@@ -70,7 +70,10 @@ def json_object(data: bytes, name: str, *, unique: bool = False) -> dict[str, ob
     except RecursionError:
         raise UsageError(f"{name} is nested too deeply") from None
     except json.JSONDecodeError as error:
-        raise UsageError(f"{name} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
+        place = f"character {error.pos + 1}"
+        if b"\n" in data.strip():
+            place = f"line {error.lineno}, column {error.colno}"
+        raise UsageError(f"{name} is not JSON: {error.msg} at {place}") from None
     except ValueError as error:  # a repeated key, NaN, a number of thousands of digits
         reason = str(error)
         if "digits" in reason:  # Python's text says how to allow them

@@ -39,9 +39,10 @@ class HTTPAddress:
 
     def __init__(self, url: str, key: str | None = None) -> None:
         """url: with or without scheme and /v1. Raises UsageError."""
+        whole = url
         if "//" not in url:
-            url = f"http://{url}"
-        parts = urlsplit(url)
+            whole = f"http://{url}"
+        parts = urlsplit(whole)
         try:
             if parts.scheme not in _CONNECTIONS or not parts.hostname:
                 raise ValueError

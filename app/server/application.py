@@ -3,7 +3,7 @@
 A request passes `_Outer` (access rules, counting, log), Starlette's routing, and its endpoint. Endpoints with answers
 read a body into a `Call` and leave the rest to `respond.answer`. A new endpoint is a route in `routes`.
 
-Guards: tests/app/server/test_guard.py and test_slow_clients.py.
+Guards: tests/app/server/test_abuse.py and test_openai.py.
 """
 
 import time

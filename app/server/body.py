@@ -57,7 +57,10 @@ def parse_object(data: bytes) -> dict[str, object]:
     try:
         value = json_object(data, "the body")
     except UsageError as error:
-        raise refused(str(error)) from None
+        message = str(error)
+        if error.hint:
+            message += f" ({error.hint})"
+        raise refused(message) from None
     if is_deep(value, MAX_LEVELS):
         raise refused("the body is nested too deeply")
     return value

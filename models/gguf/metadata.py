@@ -122,7 +122,7 @@ class Metadata:
         if not isinstance(value, list) or len(value) != length:
             raise self._wrong(key, f"a list of {length} numbers", value)
         fits = (lambda item: not math.isnan(item)) if infinite else math.isfinite
-        # A vocabulary has some 260,000 scores: no Python code runs for each.
+        # A vocabulary has some 260,000 scores: the check runs no Python code for each finite one.
         if not (set(map(type, value)) <= {int, float, bool} and all(map(fits, value))):
             raise self._wrong(key, "a list of finite numbers", value)
         return [float(item) for item in value]

@@ -12,7 +12,9 @@ from headrace.runtime.errors import UsageError
 
 
 class StopMatcher:
-    """Matcher for one stream. Time per piece: its length times the length of the stop strings.
+    """Matcher for one stream.
+
+    Time per piece: its length times that of the stop strings, and the square of the longest one.
 
     found: the stop string that ended the text.
     """

@@ -4,7 +4,7 @@ The limit counts reserved memory, also where it is unused: stacks and heaps of t
 Beyond it libraries abort and threads do not start, without a Python exception. So the space is compared with the need
 beforehand: here for MLX itself, in `runtime.machine.memory` for a model. Imports next to nothing.
 
-Guard: tests/runtime/machine/test_memory.py.
+Guards: tests/app/cli/test_streams_and_signals.py; tests/runtime/machine/test_memory.py for the comparison.
 """
 
 import os

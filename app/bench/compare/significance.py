@@ -7,7 +7,7 @@ first autocorrelation of the residuals. Sources: Cox and McCullagh, "Some aspect
 Biometrics 38(3), 1982; Bayley and Hammersley, "The effective number of independent observations in an autocorrelated
 time series", JRSS Supplement 8(2), 1946.
 
-Guards: tests/app/bench/test_stats.py and compare/test_documents.py.
+Guards: tests/app/bench/test_stats.py and tests/app/bench/compare/test_documents.py.
 """
 
 import math

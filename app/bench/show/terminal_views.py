@@ -3,7 +3,7 @@
 `headrace bench` prints the first after a run, and `bench history --show` for a saved one; `bench compare` and `bench
 history` print the others. In a pipe a run is Markdown (`formats.py`), and the history a line per run.
 
-Guards: tests/app/bench/test_views.py; compare/test_documents.py for the lines of a comparison.
+Guards: tests/app/bench/test_views.py; tests/app/bench/compare/test_documents.py for the lines of a comparison.
 """
 
 import sys

@@ -2,7 +2,7 @@
 
 `ToolForm.cut_calls` of the forms call these, within `stream.ToolStream.finish`.
 
-Guard: tests/models/text/tools/test_one_form.py.
+Guard: tests/models/text/tools/test_forms.py.
 """
 
 import json

@@ -2,7 +2,9 @@
 
 `Grammars.call_rules` calls `call_rules`; the rules of one family are in its form (`ToolForm.rules`).
 
-Harmony alone is told apart here: its answer is a channel, as its calls are, so no text stands outside of markup.
+Harmony's answer is a channel, as its calls are, so no text stands outside of markup: its form says so in
+`text_head` and `other_calls`.
+
 Guard: tests/models/text/tools/test_forms.py.
 """
 
