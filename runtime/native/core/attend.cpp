@@ -1,4 +1,4 @@
-// Norm and rotation of queries and keys, the cache write, then attention by phase.
+// Norm and rotation of queries and keys, the cache write, then attention by phase (attend.h).
 #include "attend.h"
 
 #include <algorithm>
@@ -14,6 +14,7 @@ namespace {
 
 constexpr int64_t kTaskFloats = 1 << 12;  // numbers per task
 
+// Normalize (unless norm_all) and rotate a head (D) in place. `row` of the table: the token's row in the pass. nullptr: no such step.
 void place(const Kernels& kernels, const AttendCall& call, const Rope::Table* table, int64_t row, const float* norm,
            float* head) {
   if (call.norm_all) norm = nullptr;  // done
@@ -22,11 +23,12 @@ void place(const Kernels& kernels, const AttendCall& call, const Rope::Table* ta
   if (norm != nullptr && call.norm_last) kernels.rms_norm(head, norm, call.norm_eps, call.dim, head);
 }
 
+// The factor of the query at a position (AttendCall::growth).
 float growth_at(const AttendCall& call, int64_t position) {
   return 1.0f + call.growth * std::log(1.0f + static_cast<float>((position + call.growth_ahead) / call.growth_length));
 }
 
-// Heads of a row, normalized all together if they are so.
+// Heads of a row (heads * D), normalized all together with norm_all: then in Slot::tile, else as they are.
 const float* heads_of(const Kernels& kernels, const AttendCall& call, const float* from, const float* norm, int64_t heads) {
   if (!call.norm_all || norm == nullptr) return from;
   float* together = scratch(Slot::tile, heads * call.dim);
@@ -34,7 +36,7 @@ const float* heads_of(const Kernels& kernels, const AttendCall& call, const floa
   return together;
 }
 
-// One token: q to scratch, k and v to the cache.
+// One token, row rows.row + t of the pass: its queries to `q` (query_at), unless its result is unwanted; its keys and values to the cache.
 void place_token(const Kernels& kernels, const AttendCall& call, const Rope::Table* table, const SequenceRows& rows,
                  int64_t t, float* q) {
   const int64_t dim = call.dim, row = rows.row + t;
@@ -56,7 +58,7 @@ void place_token(const Kernels& kernels, const AttendCall& call, const Rope::Tab
   const float* keys = heads_of(kernels, call, from, call.k_norm, call.kv_heads);
   for (int64_t h = 0; h < call.kv_heads; ++h, from += dim) {
     char* to = rows.blocks[position / kBlock] + h * call.head_bytes;
-    const float* value = from + (call.parts - 2) * call.kv_heads * dim;
+    const float* value = from + (call.parts - 2) * call.kv_heads * dim;  // with two parts the key, as it is before norm and rotation
     if (call.v_norm != nullptr) {
       kernels.rms_norm(value, call.v_norm, call.norm_eps, dim, head + dim);
       value = head + dim;
@@ -76,6 +78,7 @@ void place_token(const Kernels& kernels, const AttendCall& call, const Rope::Tab
   }
 }
 
+// Sines and cosines of every row's position; nullptr without a rotation.
 std::shared_ptr<const Rope::Table> rotations(const AttendCall& call) {
   if (call.rope == nullptr) return nullptr;
   std::vector<Rope::Run> runs;
@@ -97,7 +100,7 @@ void run_attend(Pool& pool, const Kernels& kernels, const AttendCall& call) {
     while (tasks.next()) {
       const int64_t end = std::min(tokens, (tasks.index() + 1) * step);
       for (int64_t i = tasks.index() * step; i < end; ++i) {
-        while (i < rows->row) --rows;
+        while (i < rows->row) --rows;  // the sequence of row i; a thread that takes another's tasks goes back
         while (i >= rows->row + rows->count) ++rows;
         place_token(kernels, call, table.get(), *rows, i - rows->row, q);
       }
@@ -128,7 +131,7 @@ void run_attend_heads(Pool& pool, const Kernels& kernels, const AttendCall& call
   const bool rounds = kernels.rounds_attention && (call.packed() || call.kv_type != Type::f32);
   for (int64_t i = 0; i < call.count; ++i) {
     const SequenceRows& rows = call.sequences[i];
-    const bool plain = !rounds || rows.visible != nullptr;
+    const bool plain = !rounds || rows.visible != nullptr;  // see attend_rounded in attend.h
     if (rows.phase == Phase::prefill && rows.row < call.wanted) (plain ? attend_prefill : attend_rounded)(pool, kernels, call, rows, q);
   }
 }

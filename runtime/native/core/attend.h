@@ -2,6 +2,13 @@
 //
 // A pass has N rows of new tokens, sequence after sequence. A row attends to the entries of its own sequence, in blocks of kBlock
 // anywhere in memory. H query heads on Hkv key/value heads of size D.
+//
+// run_attend places queries in scratch and keys and values in the cache, then calls run_attend_heads. That attends to decode rows of all
+// sequences by attend_decode, and to each prompt by attend_rounded or attend_prefill. bind/attend_primitive.cpp and
+// bind/layer_primitive.cpp are the callers; bind/cache_blocks.cpp fills in the blocks.
+//
+// Guard: runtime/native/tests/attention.cpp (plain K/V) and packed.cpp; in Python tests/runtime/ops/test_native_kernels.py,
+// test_passes.py (blocks), test_packed_attention.py and test_native_row_bits.py (the same bits in any company).
 #pragma once
 
 #include <algorithm>
@@ -26,13 +33,15 @@ enum class Phase : std::uint8_t { prefill, decode };
 struct SequenceRows {
   int64_t row = 0, count = 0, offset = 0;
   Phase phase = Phase::prefill;
-  char* const* blocks = nullptr;  // i-th block: entries [i * kBlock, (i + 1) * kBlock)
+  // i-th block: entries [i * kBlock, (i + 1) * kBlock). Only entries from `first` on have memory, and blocks before the first that any row
+  // sees may be nullptr.
+  char* const* blocks = nullptr;
   int64_t first = 0;              // first available entry
   const uint8_t* visible = nullptr;  // (count, offset + count): the entries that a prefill row sees; nullptr: those up to its own
 };
 
 struct AttendCall {
-  const float* qkv = nullptr;  // (N, projected())
+  const float* qkv = nullptr;  // (N, projected()): a row has H queries, then Hkv keys, then Hkv values, as far as `parts` says
   const SequenceRows* sequences = nullptr;
   int64_t count = 0;  // of those
   Type kv_type = Type::f32;
@@ -45,13 +54,13 @@ struct AttendCall {
   const float* k_norm = nullptr;
   const float* v_norm = nullptr;
   int64_t parts = 3;  // of a token's row: 1 with queries only, whose entries are in the cache; 2 where keys are values, too
-  float norm_eps = 0;
-  bool norm_last = false;  // behind the rotation
-  bool norm_all = false;
+  float norm_eps = 0;      // of all three norms
+  bool norm_last = false;  // queries and keys are normalized after the rotation
+  bool norm_all = false;   // over all heads of a row together, before the rotation
   // The query at position p is multiplied by 1 + growth * log(1 + floor((p + growth_ahead) / growth_length)).
   float growth = 0;
   int64_t growth_length = 1, growth_ahead = 0;
-  Rope* rope = nullptr;
+  Rope* rope = nullptr;  // nullptr: no rotation
   ScoreRule rule{1.0f, 0.0f};
   const float* sinks = nullptr;  // (H) softmax scores without values, or nullptr
   int64_t window = 0;    // positions a query sees, itself included; 0 for all
@@ -59,14 +68,17 @@ struct AttendCall {
   int64_t wanted = std::numeric_limits<int64_t>::max();  // sequences that begin before this row attend; others only append
   float* out = nullptr;  // (N, H * D)
 
+  // Numbers of a row of qkv.
   int64_t projected() const { return (heads + (parts - 1) * kv_heads) * dim; }
   bool packed() const { return packings.keys.bits != 0; }
+  // N.
   int64_t rows() const { return count == 0 ? 0 : sequences[count - 1].row + sequences[count - 1].count; }
 };
 
 void run_attend(Pool& pool, const Kernels& kernels, const AttendCall& call);
 
-// The same for rotated queries q, (H, count, D) sequence by sequence, whose keys and values are in the cache.
+// The same for rotated queries q, (H, count, D) sequence by sequence, whose keys and values are in the cache. q of packed K/V is
+// transformed, too (Kernels::hadamard).
 void run_attend_heads(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q);
 
 // Rotate rows x (count, T, D) at positions [offset, offset + T) to out.
@@ -79,10 +91,14 @@ struct RotateCall {
 
 void run_rotate(Pool& pool, const RotateCall& call);
 
-// Attention after the cache is written and q rotated, (H, count, D) sequence by sequence: decode rows of all sequences; prefill
-// rows of one sequence; the same in integers, over half-precision K/V.
+// Attention after the cache is written and q rotated, (H, count, D) sequence by sequence; called by run_attend_heads only.
+//
+// All rows of sequences in phase decode; `visible` is unused.
 void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q);
+// The rows of one sequence in phase prefill, in float32: for any K/V, and the only one that reads `visible`.
 void attend_prefill(Pool& pool, const Kernels& kernels, const AttendCall& call, const SequenceRows& rows, const float* q);
+// The same in 16-bit integers. It is taken where all of these hold: the kernels' rounds_attention, K/V that is packed, float16 or bfloat16
+// (never float32), and no `visible`.
 void attend_rounded(Pool& pool, const Kernels& kernels, const AttendCall& call, const SequenceRows& rows, const float* q);
 
 // Write a head's output (D) in the values' own terms: packed values are stored as their Hadamard transform, which is its own inverse.
@@ -90,7 +106,8 @@ inline void restore_values(const Kernels& kernels, const AttendCall& call, float
   if (call.packed()) kernels.hadamard(out, call.dim);
 }
 
-// The rotated query of a row and head (D).
+// Index in q, whose shape is (H, count, D) for one sequence after the other: the first number of the query (D) of row rows.row + t and
+// `head`.
 inline int64_t query_at(const AttendCall& call, const SequenceRows& rows, int64_t t, int64_t head) {
   return (rows.row * call.heads + head * rows.count + t) * call.dim;
 }
@@ -119,7 +136,8 @@ inline HeadCache head_block(const AttendCall& call, const SequenceRows& rows, in
   return {block + call.keys_at, block + call.values_at, call.dim, call.kv_type};
 }
 
-// Up to `most` contiguous entries [position, position + n) of one head, from row `begin` on. Packed ones are unpacked into scratch.
+// Up to `most` contiguous entries [position, position + n) of one head, in rows [begin, begin + n) of kv. Packed ones are unpacked into
+// Slot::unpacked, and valid until its next use by the thread.
 struct Entries {
   HeadCache kv;
   int64_t begin;

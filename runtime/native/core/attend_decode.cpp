@@ -1,9 +1,12 @@
-// Attention of decode rows. Query heads of one K/V head, and rows of a sequence that see the same entries, share a read of the cache.
+// Attention of decode rows (attend.h). Query heads of one K/V head, and rows of a sequence that see the same entries, share a read of the
+// cache.
 //
 // Positions are split into chunks of a block, each with a softmax state; a query's states are joined in order at the end (flash
 // decoding, arXiv:2307.08691), so its bits do not depend on the split. Tasks go over sequences, K/V heads, chunks and sets of rows, in
 // this order, so that all rows of a sequence find a chunk in the cache. A thread prefetches the next chunk, of whichever head and
 // sequence, while it works on one.
+//
+// Guard: runtime/native/tests/attention.cpp and packed.cpp, also that bits do not depend on threads and company.
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -19,7 +22,8 @@ constexpr int64_t kAloneProducts = 1 << 15;  // multiply-adds below which the ca
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// One sequence of a call. Tasks are numbered by K/V head, chunk, set of rows, part of the K/V head's queries.
+// One sequence of a call. Tasks are numbered by K/V head, chunk, set of rows, part of the K/V head's queries; the last changes fastest.
+// The ..._before count those of all sequences before this one.
 struct Portion {
   const SequenceRows& rows;
   int64_t first;   // first visible chunk
@@ -33,8 +37,8 @@ struct Portion {
 struct Split {
   int64_t shared, parts, part;  // query heads per K/V head; parts, and heads per part
   int64_t together;             // rows of a set
-  int64_t sinks;
-  int64_t tasks = 0, chunks = 0, queries = 0, all_states = 0, products = 0;
+  int64_t sinks;                // states of a query before its chunks: 1 with sinks, else 0
+  int64_t tasks = 0, chunks = 0, queries = 0, all_states = 0, products = 0;  // totals over all sequences
   std::vector<Portion> portions;
 
   // most: queries per kernel call.
@@ -75,7 +79,8 @@ struct Split {
   }
 };
 
-// A thread's prefetch: chunks before `until` are prefetched or read, and `credit` entries read for which none were prefetched.
+// A thread's prefetch. Chunks are numbered over all sequences and K/V heads. `at` is the chunk that is read (-2: none yet), those before
+// `until` are prefetched or read, and `credit` entries were read for which none were prefetched.
 struct Ahead {
   int64_t at = -2, until = 0, credit = 0;
 
@@ -94,18 +99,19 @@ void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, c
   const Split split(call, call.packed() ? kPackedQueries : kMaxQueries);
   if (split.tasks == 0) return;
   const int64_t dim = call.dim, row_bytes = dim * size_of(call.kv_type);
-  // (sequence, query, state): accumulators, then states.
+  // For each (sequence, query, state), in this order: accumulators (dim), then, behind all of them, states. A query is a row and a head.
   float* accumulators = scratch(Slot::states, split.all_states * (dim + 4));
   auto* states = reinterpret_cast<Softmax*>(accumulators + split.all_states * dim);
   static_assert(sizeof(Softmax) <= 4 * sizeof(float));
 
-  // Entries of chunk `number` that row `t` sees.
+  // Positions [first, end) of the entries of chunk `number` that row `t` sees. `number` counts from the sequence's first visible chunk.
   const auto entries_of = [&](const Portion& portion, int64_t t, int64_t number) {
     const int64_t from = (portion.first + number) * kAttendChunk, position = portion.rows.offset + t;
     const int64_t end = std::min(position + 1, from + kAttendChunk);
     return std::pair(std::min(std::max(first_seen(call, position), from), end), end);
   };
-  // Chunk `number` of a head as row `t` sees it.
+  // Chunk `number` of a head as row `t` sees it; n = 0 and no memory if it sees none. Plain entries begin at the first visible one, packed
+  // ones with the block.
   const auto chunk_of = [&](const Portion& portion, int64_t kv_head, int64_t t, int64_t number) {
     const int64_t from = (portion.first + number) * kAttendChunk;
     const auto [first, end] = entries_of(portion, t, number);
@@ -116,11 +122,12 @@ void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, c
     chunk.keys = static_cast<const char*>(cache.keys) + skipped;
     chunk.values = static_cast<const char*>(cache.values) + skipped;
     chunk.own = {chunk.keys, chunk.values, chunk.n * row_bytes};
+    // A head's packed block is one piece, keys before values: both halves of it, or nothing for few entries.
     if (call.packed()) chunk.own = {chunk.keys, chunk.keys + call.head_bytes / 2, chunk.n < kAttendChunk / 2 ? 0 : call.head_bytes / 2};
     return chunk;
   };
-  // Set the memory to prefetch while a chunk is read: about as many entries as it has, so that the distance stays a chunk where some are
-  // short.
+  // Set chunk.next, the memory to prefetch while a chunk is read: about as many entries as it has, so that the distance stays a chunk where
+  // some are short. A chunk is taken once half of its entries are in credit, two chunks at most.
   const auto plan = [&](Ahead& ahead, Chunk& chunk) {
     ahead.credit = std::min(ahead.credit + chunk.n, kAttendChunk);
     for (Places& places : chunk.next) {
@@ -134,7 +141,8 @@ void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, c
       places = later.own;
     }
   };
-  // Rows [t, t + count) over a chunk, of which they see the same entries. last: the final read of it.
+  // Rows [t, t + count), by the query heads of a part, over a chunk of which they see the same entries. last: the final read of the chunk,
+  // which prefetches the next one. Query j is row t + j / heads and head `head` + j % heads.
   const auto attend = [&](const Portion& portion, int64_t kv_head, int64_t part, int64_t number, int64_t t, int64_t count, bool last,
                           Ahead& ahead) {
     const SequenceRows& rows = portion.rows;
@@ -142,7 +150,7 @@ void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, c
     const int64_t heads = std::min(split.part, (kv_head + 1) * split.shared - head), queries = count * heads;
     const float* asked[kMaxQueries];
     Softmax found[kMaxQueries];
-    const auto state = [&](int64_t j) {
+    const auto state = [&](int64_t j) {  // index of query j's state for this chunk
       const int64_t query = (t + j / heads) * call.heads + head + j % heads;
       return portion.states_before + query * split.states(portion) + split.sinks + number;
     };
@@ -151,9 +159,10 @@ void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, c
       found[j] = {-std::numeric_limits<float>::infinity(), 0.0f, accumulators + state(j) * dim};
     }
     Chunk chunk = chunk_of(portion, kv_head, t, number);
+    // What was prefetched is not requested again.
     if (ahead.begin(portion.chunks_before + kv_head * portion.chunks + number)) chunk.own = {};
     if (last) plan(ahead, chunk);
-    if (chunk.n <= 0) {
+    if (chunk.n <= 0) {  // the rows see nothing of the chunk: empty states, which have no weight when states are joined
       for (int64_t j = 0; j < queries; ++j) std::fill(found[j].acc, found[j].acc + dim, 0.0f);
     } else if (call.packed()) {
       float* scores = scratch(Slot::scores, queries * kAttendChunk + packed_scratch(queries, dim));
@@ -164,6 +173,7 @@ void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, c
     }
     for (int64_t j = 0; j < queries; ++j) states[state(j)] = found[j];
   };
+  // Task `index` of the region, taken apart in the order of Portion.
   const auto task = [&](int64_t index, Ahead& ahead) {
     const Portion& portion = split.portion_of<&Portion::tasks_before>(index);
     index -= portion.tasks_before;
@@ -179,6 +189,8 @@ void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, c
     }
     for (int64_t i = 0; i < count; ++i) attend(portion, kv_head, part, number, t + i, 1, last && i + 1 == count, ahead);
   };
+
+  // First all chunks, each to its own states; then each query's states are joined.
   pool.run(
       split.tasks,
       [&](Tasks& tasks) {
@@ -191,7 +203,7 @@ void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, c
       [&](Tasks& tasks) {
         while (tasks.next()) {
           const Portion& portion = split.portion_of<&Portion::queries_before>(tasks.index());
-          const int64_t number = tasks.index() - portion.queries_before;
+          const int64_t number = tasks.index() - portion.queries_before;  // row of the sequence * heads + head
           const int64_t at = portion.states_before + number * split.states(portion);
           if (split.sinks != 0) {
             float* acc = accumulators + at * dim;

@@ -1,5 +1,8 @@
 // Prefill attention in float32 (integers: attend_rounded.cpp), in tiles whose scores stay in the cache (FlashAttention,
-// arXiv:2205.14135). Both products use GEMM panels.
+// arXiv:2205.14135). Both products use GEMM panels (isa/gemm.h).
+//
+// For float32 K/V, for kernels that do not round attention, and for masks (attend.h). Guard: runtime/native/tests/attention.cpp;
+// masks: tests/runtime/ops/test_native_recurrent.py.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -39,7 +42,8 @@ struct Tile {
   }
 };
 
-// scores (heads * queries, kKeys) of q rows against keys [key, key + n).
+// scores (heads * queries, kKeys) of q rows against rows [key, key + n) of kv's keys. q (heads, queries, D): a head's rows are contiguous,
+// heads `q_stride` floats apart.
 void score(const Kernels& kernels, const Tile& tile, const HeadCache& kv, const float* q, int64_t q_stride,
            int64_t heads, int64_t queries, int64_t key, int64_t n) {
   Matrix keys;  // stored keys as a plain weight matrix
@@ -61,7 +65,7 @@ void score(const Kernels& kernels, const Tile& tile, const HeadCache& kv, const 
   }
 }
 
-// out (+)= scores @ values [key, key + n), all rows.
+// out += scores @ rows [key, key + n) of kv's values, for all rows; columns beyond D are zeros.
 void weigh(const Kernels& kernels, const Tile& tile, const HeadCache& kv, int64_t rows, int64_t key, int64_t n) {
   for (int64_t d = 0; d < tile.dim_padded; d += tile.panel) {
     const int64_t width = std::min(tile.panel, tile.dim - d);
@@ -76,7 +80,7 @@ void weigh(const Kernels& kernels, const Tile& tile, const HeadCache& kv, int64_
   }
 }
 
-// The range of entries [key, key + n) that a row sees; scores of hidden ones within it become -inf.
+// The range [lo, hi) within entries [key, key + n), from 0, that row `t` sees under a mask; its scores (n) of hidden ones become -inf.
 std::pair<int64_t, int64_t> seen(const SequenceRows& sequence, int64_t t, int64_t key, int64_t n, float* scores) {
   const uint8_t* visible = sequence.visible + t * (sequence.offset + sequence.count) + key;
   int64_t lo = 0, hi = n;
@@ -88,6 +92,8 @@ std::pair<int64_t, int64_t> seen(const SequenceRows& sequence, int64_t t, int64_
   return {lo, hi};
 }
 
+// Up to kQueries rows of a sequence, from its row t0 on, by all query heads of a K/V head. Row r of the tile is head r / queries of those
+// and row t0 + r % queries of the sequence.
 void attend_tile(const Kernels& kernels, const AttendCall& call, const SequenceRows& sequence, const float* q, int64_t kv_head,
                  int64_t t0) {
   const int64_t shared = call.heads / call.kv_heads;
@@ -114,13 +120,15 @@ void attend_tile(const Kernels& kernels, const AttendCall& call, const SequenceR
       }
       const float factor =
           kernels.softmax_row(tile.scores + r * kKeys, kKeys, lo, hi, call.rule, &tile.states[r]);
-      if (factor == 1.0f) continue;
+      if (factor == 1.0f) continue;  // the maximum stays, and with it the sums so far
       for (int64_t d = 0; d < tile.dim_padded; d += tile.panel) {
         kernels.rescale(tile.out + d * tile.rows + r * tile.panel, factor, tile.panel);
       }
     }
     weigh(kernels, tile, entries.kv, rows, entries.begin, n);
   }
+
+  // Divide by the sums; panels of columns become rows of the result.
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t head = kv_head * shared + r / queries, t = t0 + r % queries;
     float* out = call.out + ((sequence.row + t) * call.heads + head) * call.dim;

@@ -7,6 +7,8 @@
 // A query has the same bits for any prompt split and thread: blocks and chunks begin at multiples of their size, each chunk has its own
 // softmax state, and states are merged in order (merging an empty state changes at most the sign of a zero). A chunk's state is
 // merged at once, or stored until those before it are, if there are too few tiles for the threads.
+//
+// attend.h says when it is taken. Guard: runtime/native/tests/attention.cpp, within the bounds of attention_bounds.h, and packed.cpp.
 #include <algorithm>
 
 #include "attend.h"
@@ -30,7 +32,7 @@ struct Split {
   const SequenceRows& sequence;
   int64_t heads, shared, rows;  // K/V heads; query heads of each; rows of each
   int64_t first, chunks;        // first visible chunk; number of them
-  int64_t tiles, tile_rows;
+  int64_t tiles, tile_rows;  // of each K/V head, and the rows of a tile; the last tile may have fewer
   int64_t side = 1;  // chunks of a tile as parallel tasks
 
   Split(const AttendCall& c, const SequenceRows& s, int64_t threads)
@@ -54,7 +56,7 @@ struct Split {
   static int64_t parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
 };
 
-// Rows [begin, end) of one K/V head.
+// Rows [begin, end) of one K/V head. Row r is token r / shared of the sequence and head r % shared of those that share the K/V head.
 struct Tile {
   const Split& split;
   int64_t head, begin, end;
@@ -90,6 +92,7 @@ struct Groups {
   }
 };
 
+// Room for a block of rounded entries, in Slot::panel.
 EntryBlock entry_block(int64_t dim) {
   const int64_t half = Split::parts(dim / 2, 16) * 16;
   EntryBlock block;
@@ -101,6 +104,7 @@ EntryBlock entry_block(int64_t dim) {
   return block;
 }
 
+// Round `count` queries, a tile's rows from `row` on. Lanes beyond them repeat the last one, so that they hold numbers.
 void place(const Kernels& kernels, const Tile& tile, const float* q, int64_t row, int64_t count, const QueryRows& to) {
   const AttendCall& call = tile.split.call;
   const float* from[kMaxRoundedRows];
@@ -188,6 +192,8 @@ void attend_rounded(Pool& pool, const Kernels& kernels, const AttendCall& call, 
     return Tile(split, index % split.heads, split.tiles - 1 - index / split.heads);
   };
   const auto groups_of = [&](const Tile& tile) { return Split::parts(tile.end - tile.begin, lanes); };
+
+  // Enough tiles: a task has a tile and all of its chunks. `all` is the merged state, `next` that of one chunk.
   if (side == 1) {
     pool.run(tiles, [&](Tasks& tasks) {
       while (tasks.next()) {
@@ -208,7 +214,8 @@ void attend_rounded(Pool& pool, const Kernels& kernels, const AttendCall& call, 
     });
     return;
   }
-  // Per tile: queries, merged state, then chunks.
+
+  // Few tiles: `side` chunks of each are tasks at once, then merged in order. Per tile: queries, merged state, then chunks' states.
   const int64_t size = queries + (1 + side) * state;
   float* memory = scratch(Slot::states, tiles * size);
   const auto groups_at = [&](int64_t tile, int64_t number) {

@@ -1,4 +1,7 @@
 // Default number of threads: physical cores, because two hyperthreads share one core's load ports.
+//
+// For Linux; the pool is the only caller. runtime/machine/hardware.py counts cores in Python, with tests in
+// tests/runtime/machine/test_hardware.py. Of this count runtime/native/tests/pools.cpp checks only that it is at least 1.
 #include <sched.h>
 
 #include <algorithm>

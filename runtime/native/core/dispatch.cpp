@@ -1,4 +1,8 @@
 // Selection of the kernels for this processor, once at run time, among those that were compiled (CMakeLists.txt).
+//
+// A new set of kernels needs a namespace of isa/table.cpp (CMakeLists.txt), a row of `fastest_first`, and a test of the processor
+// (processor.h). Guard: tests/runtime/ops/test_native_widths.py chooses sets by name; runtime/native/tests/driver.cpp runs all that the
+// processor has.
 #include <atomic>
 #include <cstring>
 

@@ -1,4 +1,4 @@
-// See embed.h. Scalar: a step looks up a row or a few.
+// Rows of a matrix as floats (embed.h). Scalar: a step looks up a row or a few.
 #include "embed.h"
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 namespace headrace {
 namespace {
 
+// The i-th number of an array of a type.
 float number(const void* stored, Type type, int64_t i) {
   if (type == Type::f16) return load_scalar<Type::f16>(stored, i);
   if (type == Type::e8m0) return load_scalar<Type::e8m0>(stored, i);
@@ -16,6 +17,7 @@ float number(const void* stored, Type type, int64_t i) {
   return type == Type::bf16 ? load_scalar<Type::bf16>(stored, i) : load_scalar<Type::f32>(stored, i);
 }
 
+// The number that a code stands for, before scale and offset. kFp4: E2M1, sign in the highest bit.
 float value_of(uint32_t code, Code kind) {
   static constexpr float kFp4[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
   if (kind == Code::fp4) return kFp4[code];
@@ -23,7 +25,7 @@ float value_of(uint32_t code, Code kind) {
   return kind == Code::fp8 ? load_scalar<Type::e4m3>(&byte, 0) : static_cast<float>(code);
 }
 
-// One row of a matrix: element i is at first + i * step.
+// One row of a matrix of `columns` elements (dwords of weights, or groups' scales): element i is at first + i * step.
 struct Row {
   int64_t first, step;
 
@@ -32,6 +34,7 @@ struct Row {
   int64_t operator[](int64_t i) const { return first + i * step; }
 };
 
+// out (K): row `row` of w.
 void read_row(const Matrix& w, int64_t row, float* out) {
   if (!w.quantized()) {
     for (int64_t i = 0; i < w.k; ++i) out[i] = number(w.data, w.type, row * w.k + i);
@@ -40,7 +43,7 @@ void read_row(const Matrix& w, int64_t row, float* out) {
   const auto* words = static_cast<const uint32_t*>(w.data);
   const Row word(w, row, w.k * w.bits / 32), group(w, row, w.groups());
   const uint32_t mask = (1u << w.bits) - 1;
-  const auto planed = [&](int64_t i) {
+  const auto planed = [&](int64_t i) {  // the code of value i in planes (interleaved.h)
     const int64_t block = i / planed_weights(w.bits) * planed_words(w.bits);
     const auto weight = static_cast<int>(i % planed_weights(w.bits));
     const uint32_t low = words[word[block + weight / 8]] >> weight % 8 * 4;

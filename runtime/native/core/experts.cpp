@@ -1,4 +1,4 @@
-// See experts.h. A pair is a token and one of its experts; pairs are ordered by expert, then by token.
+// Mixture of experts (experts.h). A pair is a token and one of its experts; pairs are ordered by expert, then by token.
 #include "experts.h"
 
 #include <algorithm>

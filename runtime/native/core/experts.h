@@ -3,6 +3,9 @@
 //
 // Tokens are grouped by expert: a step reads the chosen experts only, a prefill reads each once. A token's experts are summed in
 // index order, so its bits do not depend on other tokens or the number of threads.
+//
+// M = tokens, E = width of the layer, F = inner size of an expert, X = number of experts. Guard: runtime/native/tests/experts.cpp;
+// tests/runtime/ops/test_native_experts.py.
 #pragma once
 
 #include <utility>

@@ -1,4 +1,4 @@
-// See gated.h.
+// Activations of gated units, split among threads (gated.h).
 #include "gated.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Activations of gated units.
+// Activations of gated units. Guard: tests/runtime/ops/test_native_recurrent.py; the kernel itself: runtime/native/tests/rows.cpp.
 #pragma once
 
 #include "kernels.h"

@@ -1,4 +1,6 @@
 // float16 and bfloat16 to and from float32, one number at a time, round to nearest even.
+//
+// Guard: runtime/native/tests/halves.cpp compares all numbers of both formats with their definition.
 #pragma once
 
 #include <cstdint>
@@ -64,6 +66,8 @@ static inline uint16_t f32_to_bf16(float f) {
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+// The i-th number of an array of type T. E8M0 is a power of two, 2^(byte - 127); E4M3 has the bits of a float32's exponent and fraction
+// moved, times 2^120 for the difference of the exponents' biases.
 template <Type T>
 static inline float load_scalar(const void* base, int64_t i) {
   if constexpr (T == Type::f32) return static_cast<const float*>(base)[i];

@@ -2,6 +2,11 @@
 //
 // A band has kBand rows: word k of all its rows, then word k + 1: (bands, words, kBand). Scales and offsets: (bands, groups, kBand).
 // Rows beyond N are zeros.
+//
+//   number `column` of row r: index (r / kBand * columns + column) * kBand + r % kBand
+//
+// bind/matrix_handle.cpp writes the layout; isa/bands.cpp, isa/tiles.cpp and core/embed.cpp read it.
+// Guard: runtime/native/tests/projections.cpp (test_interleaving); tests/runtime/ops/test_native_weights.py.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +20,12 @@ namespace headrace {
 
 // Planes of weights of 5 or 6 bits, in blocks of 32 or 16: dwords of the lower four bits of eight weights each, like weights of 4 bits,
 // then a dword of the high ones, `bits` - 4 of each weight: those of weight 8 * j + 2 * byte + s in the block at bit
-// 8 * byte + (bits - 4) * (2 * j + s). So bytes of both planes meet by a shift and a mask.
+// 8 * byte + (bits - 4) * (2 * j + s). So bytes of both planes meet by a shift and a mask. The lowest byte of the high dword:
+//
+//   6 bits, blocks of 16 weights, 2 + 1 dwords    bits  0,1  2,3  4,5  6,7               of weights  0 1 8 9
+//   5 bits, blocks of 32 weights, 4 + 1 dwords    bits  0  1  2  3  4  5  6  7           of weights  0 1 8 9 16 17 24 25
+//
+// and the next byte has those of each weight + 2.
 constexpr int low_planes(int bits) { return 4 / (bits - 4); }
 constexpr int planed_weights(int bits) { return 8 * low_planes(bits); }
 constexpr int planed_words(int bits) { return low_planes(bits) + 1; }

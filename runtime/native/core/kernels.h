@@ -2,6 +2,9 @@
 //
 // Contract: plain pointers and sizes, no allocation, no threads, no exceptions, no MLX. Every function may be
 // called from any thread. Activations are float32. K = input features, N = output features (rows of a weight).
+//
+// isa/table.cpp fills in a Kernels for each instruction set, dispatch.cpp chooses one, and the other files of core/ call it.
+// Guard: runtime/native/tests/driver.cpp runs the C++ tests on every set; tests/runtime/ops/test_native_kernels.py.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// See linear.h. All plans end in the same epilogue.
+// Projections and norms, split among threads (linear.h). All plans end in the same epilogue, `finish`.
 #include "linear.h"
 
 #include <algorithm>
@@ -37,7 +37,8 @@ int64_t columns_per_task(const Pool& pool, const LinearCall& call) {
   return rows_per_task(pool, width_of(call), call.w.row_bytes() * (gates(call.act) ? 2 : 1));
 }
 
-// out[m][at, at + n) from the products of those columns; `up`: second half of a gated unit.
+// out[m][at, at + n) from the products (n) of those columns, which are overwritten; `up` (n): products of a gated unit's second half, or
+// nullptr.
 void finish(const Kernels& kernels, const LinearCall& call, int64_t m, int64_t at, int64_t n, float* product,
             float* up) {
   const int64_t width = width_of(call);

@@ -1,6 +1,9 @@
 // Projections: out = epilogue(norm(x) @ w.T), split among threads.
 //
-// One row streams the weights (decode); several share them. Rows do not affect each other.
+// One row streams the weights (decode); several share them. Rows do not affect each other. M = rows, K and N as in kernels.h.
+//
+// Guard: runtime/native/tests/projections.cpp and rows.cpp (norms); tests/runtime/ops/test_native_kernels.py, test_native_row_bits.py,
+// test_coarse_activations.py (8 bits) and test_tiles.py (halves).
 #pragma once
 
 #include "kernels.h"

@@ -1,4 +1,5 @@
-// See mixer.h.
+// Recurrent token mixing, split among threads (mixer.h). conv, scan, wkv and shift have a function each; delta, kda and ssm share one
+// convolution of all heads and then run_head.
 #include "mixer.h"
 
 #include <algorithm>
@@ -36,6 +37,7 @@ void convolve(const Kernels& kernels, const MixerShape& shape, const MixerRows& 
   }
 }
 
+// conv: out = C * convolved(B * x), or the activated convolution of x alone. A task has kChannels channels of a sequence.
 void run_short_convolution(Pool& pool, const Kernels& kernels, const MixerCall& call) {
   const MixerShape& shape = call.shape;
   const int64_t width = shape.rows, stride = shape.projected(), parts = ceil_div(width, kChannels);
@@ -62,6 +64,7 @@ void run_short_convolution(Pool& pool, const Kernels& kernels, const MixerCall& 
   });
 }
 
+// scan: a task has kScanned channels of a sequence, each with Dk numbers of state.
 void run_scan(Pool& pool, const Kernels& kernels, const MixerCall& call) {
   const MixerShape& shape = call.shape;
   const int64_t channels = shape.heads, numbers = shape.dim, parts = ceil_div(channels, kScanned);
@@ -87,6 +90,7 @@ void run_scan(Pool& pool, const Kernels& kernels, const MixerCall& call) {
   });
 }
 
+// wkv: a task has a head of a sequence.
 void run_wkv(Pool& pool, const Kernels& kernels, const MixerCall& call) {
   const MixerShape& shape = call.shape;
   const int64_t dim = shape.dim, width = shape.inner();
@@ -98,7 +102,7 @@ void run_wkv(Pool& pool, const Kernels& kernels, const MixerCall& call) {
       const WkvHead head{every.removed_key + from, every.key_rate + from, every.bonus + from, every.norm + from, every.norm_bias + from};
       float* state = rows.out_state + from * dim;
       std::memcpy(state, rows.state + from * dim, static_cast<size_t>(dim * dim) * sizeof(float));
-      float* change = scratch(Slot::scores, 5 * dim);
+      float* change = scratch(Slot::scores, 5 * dim);  // 4 Dk for the kernel, and Dk for mixed values
       float* value = change + 4 * dim;
       for (int64_t t = rows.row; t < rows.row + rows.count; ++t) {
         const float* x = call.x + t * shape.projected() + from;
@@ -120,6 +124,7 @@ void run_wkv(Pool& pool, const Kernels& kernels, const MixerCall& call) {
   });
 }
 
+// shift: result h of a row is x + (before - x) * taps[h], for channels in parts of kChannels.
 void run_shift(Pool& pool, const Kernels& kernels, const MixerCall& call) {
   const MixerShape& shape = call.shape;
   const int64_t width = shape.rows, parts = ceil_div(width, kChannels);
@@ -143,15 +148,19 @@ float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
 float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
-// y of one head, of all rows of a sequence, gated and normalized unless the norm spans heads.
+// y of one head of delta, kda or ssm, for all rows of a sequence, gated and normalized unless the norm spans heads.
+// mixed: (N, C) convolved and activated rows of all sequences, q and k normalized if by_rule().
 void run_head(const Kernels& kernels, const MixerCall& call, const MixerRows& rows, int64_t head, const float* mixed) {
   const MixerShape& shape = call.shape;
   const int64_t dim = shape.dim, channels = shape.channels(), stride = shape.projected();
   const int64_t key = head / (shape.heads / shape.key_heads) * dim;
   const bool delta = shape.by_rule();
   const int64_t decays = shape.head_decays(), gate = decays + 1;
-  float* gates = scratch(Slot::scores, gate * rows.count + shape.rows);  // decays and beta, or the step
+  // (count, gate): each row's decays, then beta (by_rule) or the step (ssm); behind them the values of one row, ssm only.
+  float* gates = scratch(Slot::scores, gate * rows.count + shape.rows);
   float* value = gates + gate * rows.count;
+
+  // Decays and beta of every row, once for all parts of the state.
   for (int64_t t = 0; t < rows.count; ++t) {
     const float* x = call.x + (rows.row + t) * stride;
     float *own = gates + t * gate, taken = 0;
@@ -164,8 +173,10 @@ void run_head(const Kernels& kernels, const MixerCall& call, const MixerRows& ro
     }
     own[decays] = delta ? shape.most_beta * sigmoid(x[shape.betas_at() + head]) : taken;
   }
+
+  // The recurrence. Rows of the state do not depend on each other: kStateRows of them go through all tokens before the next ones.
   float* out = call.out + rows.row * shape.inner() + head * shape.rows;
-  const int64_t state_at = shape.taps_floats() + head * shape.rows * dim;
+  const int64_t state_at = shape.taps_floats() + head * shape.rows * dim;  // of the head's (Dv, Dk)
   for (int64_t from = 0; from < shape.rows; from += kStateRows) {
     const int64_t n = std::min(kStateRows, shape.rows - from);
     float* state = rows.out_state + state_at + from * dim;
@@ -180,7 +191,7 @@ void run_head(const Kernels& kernels, const MixerCall& call, const MixerRows& ro
       token.decay = gates + t * gate;
       token.beta = delta ? token.decay + decays : nullptr;
       token.y = out + t * shape.inner() + from;
-      if (!delta) {
+      if (!delta) {  // without beta the kernel adds v k as they are: the step multiplies v here
         for (int64_t i = 0; i < n; ++i) value[i] = v[i] * token.decay[decays];
         token.v = value;
       }
@@ -190,6 +201,8 @@ void run_head(const Kernels& kernels, const MixerCall& call, const MixerRows& ro
       }
     }
   }
+
+  // Gate and norm of the head, in place.
   const bool own_norm = shape.norm != nullptr && shape.norm_each;
   for (int64_t t = 0; t < rows.count; ++t) {
     float* y = out + t * shape.inner();
@@ -210,6 +223,8 @@ void run_mixer(Pool& pool, const Kernels& kernels, const MixerCall& call) {
   if (shape.kind == MixerKind::scan) return run_scan(pool, kernels, call);
   if (shape.kind == MixerKind::wkv) return run_wkv(pool, kernels, call);
   if (shape.kind == MixerKind::shift) return run_shift(pool, kernels, call);
+
+  // delta, kda and ssm. The convolution, split into the heads of q, of k and of v; q and k are normalized by their task.
   const int64_t keys = 2 * shape.key_heads, units = keys + shape.heads, channels = shape.channels();
   float* mixed = scratch(Slot::mixed, call.tokens * channels);
   pool.run(call.count * units, [&](Tasks& tasks) {
@@ -222,16 +237,22 @@ void run_mixer(Pool& pool, const Kernels& kernels, const MixerCall& call) {
       const float* input = call.x + rows.row * shape.projected() + from;
       convolve(kernels, shape, rows, input, shape.projected(), from, n, Act::silu, out, channels);
       if (!shape.by_rule() || unit >= keys) continue;
+      // x / sqrt(|x|^2 + 1e-6) by the RMSNorm kernel, which divides by sqrt(|x|^2 / Dk + eps): a scale of 1 / sqrt(Dk) makes them equal.
+      // q_scale has a further 1 / sqrt(Dk), the factor of scores.
       const float* scale = unit < shape.key_heads ? shape.q_scale : shape.k_scale;
       const float eps = 1e-6f / static_cast<float>(shape.dim);
       for (int64_t t = 0; t < rows.count; ++t) kernels.rms_norm(out + t * channels, scale, eps, n, out + t * channels);
     }
   });
+
+  // The recurrence, a task for each head of a sequence.
   pool.run(call.count * shape.heads, [&](Tasks& tasks) {
     while (tasks.next()) {
       run_head(kernels, call, call.sequences[tasks.index() / shape.heads], tasks.index() % shape.heads, mixed);
     }
   });
+
+  // A norm over several heads or all, after the gate.
   if (shape.norm == nullptr || shape.norm_each) return;
   const int64_t groups = shape.inner() / shape.norm_size;
   pool.run(call.tokens, [&](Tasks& tasks) {

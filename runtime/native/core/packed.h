@@ -8,17 +8,46 @@
 //
 //   scales (groups, kBlock), codes
 //
-// Codes are in dwords; a lane belongs to an entry (keys) or to a number (values), so that nothing is summed across lanes. Of 5 or 6 bits
-// the lowest four are in dwords of eight numbers, and the high ones in dwords of their own, kHighWords for each such bit of a group and
-// four entries:
+// Codes are in dwords (32 bits, little-endian). A lane of a vector belongs to an entry (keys) or to a number (values), so that nothing is
+// summed across lanes. Below, n is a number of a group, numbered from 0; cells stand from bit 0 on the left to bit 31 on the right.
 //
-// - keys (8 or 6 bits): tiles of kTile entries; dword j of an entry has its numbers from j * 32 / 8, or with 6 bits from 8 j on, next to
-//   those of the tile's others. Then follow four dwords of high bits for each group: bits 4 j + 2 h and the next of byte b belong to half
-//   h of byte b of dword j of 16 numbers.
-// - values (8, 5 or 4 bits): group by group; a dword has four entries' bytes in the order 0, 2, 1, 3 (pairs of codes are two bytes apart),
-//   next to those of the group's other numbers. With 5 or 4 bits a byte has two numbers of one entry, half a group apart: entries never
-//   share a byte, so threads can write concurrently. With 5 bits the fifth ones are behind all groups' dwords, likewise by entries: bit
-//   2 j + h of byte b of dword i belongs to half h of byte b of dword j * kHighWords + i.
+// Keys are in tiles of kTile entries. Dword j of a tile's 16 entries is 16 dwords side by side: dword j of entry e begins at byte
+// (j * kTile + e % kTile) * 4 of the tile. A tile has `row` * kTile bytes.
+//
+//   8 bits, groups of 32: dword j, numbers 4 j to 4 j + 3 of the head
+//     bits    0..7     8..15    16..23   24..31
+//     n       4 j      4 j + 1  4 j + 2  4 j + 3
+//   6 bits, groups of 64: dword j < D / 8 has the lowest four bits of numbers 8 j to 8 j + 7 of the head
+//     bits    0..3  4..7  8..11  12..15  16..19  20..23  24..27  28..31
+//     n       8 j   + 1   + 2    + 3     + 4     + 5     + 6     + 7
+//   and after them four dwords for each group; dword D / 8 + 4 g + i has the highest two bits of numbers 16 i to 16 i + 15 of group g
+//     bits    0  2  4  6    8  10 12 14   16 18 20 22   24 26 28 30      (two bits from each of these on)
+//     n-16 i  0  1  8  9    2  3  10 11   4  5  12 13   6  7  14 15
+//
+// Values are in groups one after the other, in a group by four entries, and of those one dword beside the next (n from 0 on). A byte is
+// of one entry alone, so threads can write entries concurrently. Entries are in the order 0, 2, 1, 3: pairs of codes are two bytes apart.
+//
+//     bits            0..7       8..15      16..23     24..31
+//     entry % 4       0          2          1          3
+//   8 bits, groups of 32: dword n has number n of the group
+//   4 bits, groups of 32: dword n has number n in the lower half of each byte, and number n + size / 2 in the upper half
+//   5 bits, groups of 64: the lowest four bits as with 4 bits. After the dwords of all groups (`high`), group by group and by four
+//   entries, follow kHighWords dwords of fifth bits. In dword i each byte has, with h = size / 2:
+//     bit     0  1      2      3          4       5           6       7
+//     n       i  i + h  i + 8  i + 8 + h  i + 16  i + 16 + h  i + 24  i + 24 + h      (a pair as far as its first n is below h)
+//
+// Example: keys of 6 bits, D = 64, entry 18, number 13 with code 45 = 0b101101 and scale 0.5: it stands for 0.5 * (45 - 32) = 6.5.
+// Scales take 1 group * 128 entries * 2 = 256 bytes. A row has 32 + 16 = 48 bytes, so tile 1 begins at byte 256 + 48 * 16 = 1024.
+// There the entry's column is 2. Lowest bits 0b1101: dword 13 / 8 = 1, byte 1024 + (1 * 16 + 2) * 4 = 1096, bits 20 to 23. Highest
+// bits 0b10: dword 64 / 8 = 8, byte 1024 + (8 * 16 + 2) * 4 = 1544, bits 22 and 23.
+//
+// The last group of a head may have fewer numbers; its high bits take the room of a whole group. isa/packed.cpp writes and reads this
+// layout, bind/cache_blocks.cpp allows the widths and groups (`packings_of`) and refuses slabs of another size. Blocks are kept on disk
+// as they are: another layout needs another version there (runtime/kv/disk.py). Its twin in Python has sizes alone:
+// runtime/ops/kv_format.py, where `Coding.row_bytes` is PackedPart::bytes / kBlock. (runtime/ops/packed.py attends over MLX's layout.)
+//
+// Guard: runtime/native/tests/packed.cpp packs and unpacks every width and size, and attends; tests/runtime/ops/test_kv_format.py has
+// the sizes, and tests/runtime/ops/test_packed_attention.py the errors against float32 K/V.
 #pragma once
 
 #include <cstdint>
@@ -29,9 +58,10 @@ namespace headrace {
 
 constexpr int64_t kTile = 16;  // entries of a key tile
 
-constexpr int64_t kHighWords = 8;  // dwords of one high bit of a group and four entries
+constexpr int64_t kHighWords = 8;  // dwords of one high bit of a group and four entries: 64 numbers * 4 entries / 32 bits
 
-// Bytes of one head's keys or values in a block: starts of the codes and of values' high bits, an entry's codes, and the total.
+// One head's keys or values in a block, in bytes from their beginning: `codes`, the codes' first; `high`, the first of values' fifth bits;
+// `row`, one entry's codes; `bytes`, all of it.
 struct PackedPart {
   int64_t codes, high, row, bytes;
 

@@ -1,4 +1,4 @@
-// One instruction that tells the core a spin loop is running.
+// One instruction that tells the core a spin loop is running. For the waits of pool.cpp, streaming.cpp and bind/peer_primitive.cpp.
 #pragma once
 
 namespace headrace {

@@ -1,4 +1,4 @@
-// See pool.h for the contract.
+// The thread pool: claims of tasks, and workers' waits (pool.h has the contract).
 #include "pool.h"
 
 #include <pthread.h>

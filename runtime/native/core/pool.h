@@ -5,6 +5,8 @@
 // preempted workers delay a region only if they hold a task. If the pool is busy (a second engine), a region runs on its caller
 // alone. Between regions workers spin a few microseconds, then yield, then sleep. Workers are never joined; a forked child makes its
 // own.
+//
+// Guard: runtime/native/tests/pools.cpp, also under the thread sanitizer (sanitize.sh); tests/runtime/ops/test_native_process.py.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// Instruction sets of this processor, if the operating system supports their registers.
+// Instruction sets of this processor, if the operating system supports their registers. dispatch.cpp is the only caller.
 #pragma once
 
 #if defined(__x86_64__)

@@ -1,4 +1,5 @@
-// Products of prepared rows with a range of weight rows.
+// Products of prepared rows with a range of weight rows, by the kernel for the matrix's format. linear.cpp and experts.cpp are the callers,
+// and their tests the guards.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +14,8 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // are unpacked in each call.
 inline int64_t most_rows(const Matrix& w) { return w.rounds() && w.rounding != kHalves ? 64 : 512; }
 
-// y[m * ldy + r] for m < batch <= most_rows(w) prepared rows and weight rows [row, row + rows).
+// y[m * ldy + r] for m < batch <= most_rows(w) prepared rows, `stride` floats apart (at least Kernels::prepared_size(w)), and weight rows
+// [row, row + rows). next: as in Kernels::multiply.
 inline void multiply_rows(const Kernels& kernels, const Matrix& w, const float* prepared, int64_t stride, int64_t batch,
                           int64_t row, int64_t rows, float* y, int64_t ldy, const Upcoming& next) {
   if (w.rounds() && w.rounding == kHalves) {

@@ -1,4 +1,4 @@
-// See rope.h.
+// Rotary position embedding: tables of sines and cosines, and the rotation (rope.h).
 #include "rope.h"
 
 #include <cmath>

@@ -1,6 +1,8 @@
 // Rotary position embedding, half-split layout: pair (i, i + dims / 2) turns by position * inverse[i].
 //
 // Layers share a Rope, so the table of a pass's positions is computed once.
+//
+// Guard: runtime/native/tests/rows.cpp; tests/runtime/ops/test_native_recurrent.py (rotation of heads).
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// See sample.h. Only the few tokens around a cut are sorted: passes over all logits count tokens and weight above a limit, which closes
-// in on the cut.
+// Token selection (sample.h). Only the few tokens around a cut are sorted: passes over all logits count tokens and weight above a limit,
+// which closes in on the cut.
 #include "sample.h"
 
 #include <algorithm>
@@ -59,7 +59,7 @@ float fill(const Kernels& kernels, const float* logits, int64_t n, float divisor
   return top;
 }
 
-// With a NaN maximum: the index of the first NaN.
+// The index of the first x equal to `value`; with a NaN value that of the first NaN or plus infinity. 0 if there is none.
 uint32_t first_of(const float* x, int64_t n, float value) {
   const auto odd = [](float each) { return !(each < -kNever); };  // also infinities: their sums may be NaN
   const float* at = std::isnan(value) ? std::find_if(x, x + n, odd) : std::find(x, x + n, value);

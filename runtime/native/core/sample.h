@@ -1,4 +1,6 @@
 // Token selection from a row of logits: temperature, top-k, top-p, min-p, then a sample.
+//
+// Guard: runtime/native/tests/sampling.cpp; tests/runtime/ops/test_native_sampling.py.
 #pragma once
 
 #include "kernels.h"

@@ -1,4 +1,6 @@
 // Per-thread scratch memory, kept between calls, so that a decode step allocates nothing.
+//
+// Guard: builds for the address sanitizer give exact sizes (runtime/native/tests/sanitize.sh); pools.cpp uses it from many threads.
 #pragma once
 
 #include <cstdint>

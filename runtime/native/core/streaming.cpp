@@ -1,4 +1,4 @@
-// See streaming.h. Plain sums, which any compiler vectorises; the memory is the limit, not the adds.
+// Streaming reads (streaming.h). Plain sums, which any compiler vectorises; the memory is the limit, not the adds.
 #include "streaming.h"
 
 #include <sys/mman.h>
@@ -66,6 +66,7 @@ StreamingRead::StreamingRead(std::size_t bytes, int threads, int streams) : thre
     throw std::invalid_argument("a streaming read has at least one thread, and 1, 2, 4 or 8 streams in each");
   }
   share_ = std::max(unit, bytes / static_cast<std::size_t>(threads) / unit * unit);
+  // A huge page more, so that the last bytes are in a whole one, and the last prefetches (kAhead further) find mapped memory.
   mapped_ = this->bytes() + kHuge;
   void* memory = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();

@@ -1,4 +1,6 @@
 // Streaming read: the memory bandwidth that decode speed is compared with.
+//
+// runtime/machine/bandwidth.py is the caller. Guard: runtime/native/tests/pools.cpp; tests/runtime/machine/test_bandwidth.py.
 #pragma once
 
 #include <cstddef>
