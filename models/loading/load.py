@@ -289,12 +289,13 @@ def fitting_network(
     shape = shape_to_run(checkpoint, config)
     limit_command_buffers(shape.layers)  # before the memory check has MLX make its device
     working = working_memory(shape)
-    with_format = partial(sized_network, checkpoint, config, requantize, shape, rank)
-    stored, sized = stored_network(with_format, kv, wanted, working, rank)
+    # The K/V format first, which "auto" chooses for `wanted` tokens; then the context, which may be shorter.
+    sized_for = partial(sized_network, checkpoint, config, requantize, shape, rank)  # called with a K/V format
+    kv_format, sized = stored_network(sized_for, kv, wanted, working, rank)
     if force:
-        return Fitted(sized, stored, wanted)
+        return Fitted(sized, kv_format, wanted)
     fitting = _fitting_context(sized.weights, sized.kv, working, wanted, asked=context is not None)
-    return Fitted(sized, stored, fitting)
+    return Fitted(sized, kv_format, fitting)
 
 
 def read_network(sized: Sized) -> Network:
@@ -314,31 +315,36 @@ def sized_network(
     rank: "Rank | None",
     wanted: KVFormat | None,
 ) -> Sized:
-    """Return a checkpoint's network without reading weights.
+    """Return a checkpoint's network without reading weights: a rank's part, mlx-lm's class, or headrace's decoder.
 
-    mlx-lm's classes are instantiated for their sizes; their arrays stay unevaluated.
     config: of headrace's own decoder; None for mlx-lm's classes. wanted: K/V format. Others: see `load_model`.
     """
-    device = mx.default_device().type
     chosen = ops.select()
-    kernels: ops.Ops | None = chosen
-    if chosen is ops.reference:
-        kernels = None
     part = text_part(checkpoint)
-    dtype = compute_dtype(device, stored_dtype(part.tensors), checkpoint.config)
+    dtype = compute_dtype(mx.default_device().type, stored_dtype(part.tensors), checkpoint.config)
     if rank is not None:
         return rank.sized(checkpoint, config, chosen, dtype, requantize, wanted)
     if config is None:
-        return _sized_class(checkpoint, device, requantize, wanted, kernels)
+        return _sized_class(checkpoint, requantize, wanted, chosen)
+    return _sized_decoder(checkpoint, config, part, requantize, shape, dtype, stored_kv(config, chosen, dtype, wanted))
 
-    # headrace's own decoder, perhaps with a head.
+
+def _sized_decoder(
+    checkpoint: Checkpoint,
+    config: DecoderConfig,
+    part: TextCheckpoint,
+    requantize: Quantization | None,
+    shape: StepShape,
+    dtype: mx.Dtype,
+    kv: KVFormat,
+) -> Sized:
+    """Return headrace's own decoder, perhaps with a head. part: `text_part` of the checkpoint."""
     if requantize is None:
         weights = loaded_weight_bytes(checkpoint, shape)
     else:
         weights = _quantized_bytes(part, requantize)
     if checkpoint.adapter is not None:
         weights += checkpoint.adapter.nbytes
-    kv = stored_kv(config, ops.select(), dtype, wanted)
     layers = kv_layers(config, kv)
     head = None
     if architecture_named(config.architecture).head is not None:
@@ -355,15 +361,18 @@ def sized_network(
 
 
 def _sized_class(
-    checkpoint: Checkpoint,
-    device: mx.DeviceType,
-    requantize: Quantization | None,
-    wanted: KVFormat | None,
-    kernels: ops.Ops | None,
+    checkpoint: Checkpoint, requantize: Quantization | None, wanted: KVFormat | None, chosen: ops.Ops
 ) -> Sized:
-    """Return the network of one of mlx-lm's classes, perhaps with a head. See `sized_network`."""
+    """Return the network of one of mlx-lm's classes, perhaps with a head. See `sized_network`.
+
+    The class is instantiated for its sizes; its arrays stay unevaluated.
+    """
     from headrace.models.mlx_lm.network import MlxLmNetwork, add_head
 
+    device = mx.default_device().type
+    kernels: ops.Ops | None = chosen
+    if chosen is ops.reference:  # operations of MLX itself, as the class has them: its layers are not exchanged
+        kernels = None
     network = MlxLmNetwork(checkpoint, device=device, requantize=requantize, kv=wanted, kernels=kernels)
     weights = sum(array.nbytes for array in network.arrays)
     head = _head(checkpoint)
