@@ -144,6 +144,9 @@ class Decoder:
     def ops(self) -> Ops:
         return self._ops
 
+    # The methods `with_*` return copies that share all weights. `_layer_groups` is made of `_layers`, `_ops` and
+    # `activations`, so a copy that changes one of these has to call `_fuse`; otherwise its nodes compute the old ones.
+
     def with_ops(self, ops: Ops) -> "Decoder":
         """Return a decoder with the same weights and wrapped operations, such as a profiler's."""
         twin = copy(self)
@@ -169,7 +172,7 @@ class Decoder:
         """Return a decoder with the same weights, which `models.network.activations` must allow."""
         twin = copy(self)
         twin.activations = bits
-        return twin.with_ops(self._ops)
+        return twin.with_ops(self._ops)  # the same operations: for its `_fuse`, with the new bits
 
     def with_part(self, parameters: Parameters, layer: int | None) -> "Decoder":
         """Return a decoder with one layer, or all weights outside of layers if None, read anew from `parameters`."""
@@ -378,10 +381,11 @@ class Decoder:
 
     def all_logits(self, x: mx.array) -> mx.array:
         """Return the logits (B, T, V) of every position of x (B, T, E)."""
-        if self.draft_head is not None:  # x is normalized
-            return self._ops.linear(x, self._head)
-        residual = self._normed(Residual(x), self._norm, self._norm_bias)
-        logits = stacked(project(self._ops, residual, self._norm, self.config.norm_eps, [self._head]))
+        if self.draft_head is not None:  # `layers` has normalized x, by an RMSNorm: `HeadDecoder.of` refuses others
+            logits = self._ops.linear(x, self._head)
+        else:
+            residual = self._normed(Residual(x), self._norm, self._norm_bias)
+            logits = stacked(project(self._ops, residual, self._norm, self.config.norm_eps, [self._head]))
         cap = self.config.logit_softcap
         if cap is not None:
             logits = mx.tanh(logits / cap) * cap

@@ -24,6 +24,7 @@ from headrace.models.network.parameters import Parameters
 from headrace.models.network.tensor_decoder import TensorDecoder
 from headrace.models.network.tensors import head_norms, head_projection
 from headrace.models.network.weight_arrays import weight_arrays
+from headrace.runtime.errors import UnsupportedModelError
 from headrace.runtime.kv.cache import KVPass
 from headrace.runtime.ops import Ops
 
@@ -35,7 +36,12 @@ class HeadDecoder(Decoder):
     _hidden_first: bool
 
     def of(self, network: Decoder, *, hidden_first: bool) -> Self:
-        """Set the network; return self. hidden_first: the projection's input begins with the hidden state."""
+        """Set the network; return self. hidden_first: the projection's input begins with the hidden state.
+
+        Raises UnsupportedModelError for a network with LayerNorms: with a head, `layers` ends in an RMSNorm.
+        """
+        if network.config.family.norm != "rms":
+            raise UnsupportedModelError("multi-token prediction heads need RMSNorms, and this model has LayerNorms")
         self._network = network
         self._hidden_first = hidden_first
         return self

@@ -1,6 +1,7 @@
 """Multi-token prediction heads against NumPy, and in the engine: draft tokens, K/V in step, unchanged answers."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from headrace.runtime.engine import draft_networks
 from headrace.runtime.engine.draft_networks import MAX_WAITING, MtpDraft
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
-from headrace.runtime.errors import UsageError
+from headrace.runtime.errors import UnsupportedModelError, UsageError
 from headrace.runtime.kv.backend import KVOptions, one_pass
 from headrace.runtime.ops import Ops, native, reference
 from headrace.runtime.sampling.params import SamplingParams
@@ -94,6 +95,24 @@ def test_a_prediction_head_equals_its_definition(tmp_path: Path, kind: str, kern
         expected_hidden, expected = head_logits(kind, tensors, tokens[:end], hidden[:end])
         np.testing.assert_allclose(rows, expected_hidden, atol=tolerance)
         np.testing.assert_allclose(np.array(head.logits(out)[0]), expected[-1], atol=3 * tolerance)
+
+
+def test_logits_are_capped_with_a_head_too(tmp_path: Path) -> None:
+    write_model(tmp_path, OWN[0][0])
+    network = load(tmp_path, own=True)
+    network.config = replace(network.config, logit_softcap=0.5)
+    _, logits = logits_of(network, [5, 9, 2])
+    network.draft_head = None
+    np.testing.assert_allclose(logits, logits_of(network, [5, 9, 2])[1], atol=1e-5)
+    assert np.abs(logits).max() <= 0.5
+
+
+def test_a_head_of_a_network_with_layer_norms_is_refused(tmp_path: Path) -> None:
+    write_model(tmp_path, OWN[0][0])
+    network = load(tmp_path, own=True)
+    network.config = replace(network.config, family=replace(network.config.family, norm="layer"))
+    with pytest.raises(UnsupportedModelError, match="need RMSNorms"):
+        network.draft_head.of(network, hidden_first=False)
 
 
 @pytest.mark.sampled
