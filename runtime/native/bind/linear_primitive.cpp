@@ -33,6 +33,7 @@ class Linear : public Node {
     call.curve = curve_;
     call.out = out.data<float>();
     std::vector<Rows> rows(inputs.begin(), inputs.end());
+    // LinearCall::prompts, owned by the task. This call knows no phases, so rounding_ holds for every row; 16 bits need no marks.
     std::vector<uint8_t> rounded(rounding_ == 16 ? 0 : static_cast<size_t>(call.rows), 1);
     call.rounding = rounding_;
     auto task = [call, w = w_, rounded = std::move(rounded), norm = norm_, residual = residual_, rows = std::move(rows)]() mutable {

@@ -1,4 +1,5 @@
-// Rows of a matrix as floats (embed.h). Scalar: a step looks up a row or a few.
+// Rows of a matrix as floats (embed.h). Scalar: a step looks up a row or a few. It decodes every format of Matrix, interleaved or not.
+// Guards: test_embedding in runtime/native/tests/projections.cpp, and tests/runtime/ops/test_native_kernels.py.
 #include "embed.h"
 
 #include <algorithm>
@@ -43,7 +44,9 @@ void read_row(const Matrix& w, int64_t row, float* out) {
   const auto* words = static_cast<const uint32_t*>(w.data);
   const Row word(w, row, w.k * w.bits / 32), group(w, row, w.groups());
   const uint32_t mask = (1u << w.bits) - 1;
-  const auto planed = [&](int64_t i) {  // the code of value i in planes (interleaved.h)
+  // Weight i of planes (interleaved.h). Blocks of 5 bits have 32 weights: 4 dwords of the low four bits of eight each, then one
+  // of high bits; those of 6 bits 16 weights, in 2 dwords and one. Of 5 bits weight 10 is in bits 8 to 11 of dword 1 and bit 10 of dword 4.
+  const auto planed = [&](int64_t i) {
     const int64_t block = i / planed_weights(w.bits) * planed_words(w.bits);
     const auto weight = static_cast<int>(i % planed_weights(w.bits));
     const uint32_t low = words[word[block + weight / 8]] >> weight % 8 * 4;

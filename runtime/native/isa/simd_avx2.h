@@ -1,4 +1,7 @@
-// Eight float lanes on AVX2 with FMA and F16C. Same names as simd_avx512.h; see simd.h.
+// Eight float lanes on AVX2 with FMA and F16C.
+//
+// Same names as simd_avx512.h, which explains those that need it. See simd.h.
+// Guard: runtime/native/tests, which runs every set of the processor.
 #pragma once
 
 #include <immintrin.h>
@@ -206,6 +209,7 @@ inline vf fp4(vi words, int step) {
   return _mm256_xor_ps(magnitude, _mm256_castsi256_ps(sign));
 }
 inline vi fp4_quads(vi words) {
+  // Twice the value of a code, plus 12: of 0, 0.5, 1, 1.5, 2, 3, 4, 6, and of the same with a sign (Fp4 in weights.h).
   const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
   return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), _mm256_and_si256(words, _mm256_set1_epi8(15)));
 }
@@ -222,6 +226,9 @@ template <int Bits, int Block>
 inline vi unpack(const uint8_t* block, int step) {
   constexpr int kBytes = Block * Bits / 8, kWide = 2 * Bits <= 8 ? 8 : 16;
   constexpr bool kShort = kBytes < kWide;  // 6 bits in groups of 16: bytes 0 to 7 and 4 to 11
+  // Byte 4 * i + j of a plan is the byte of `raw` for byte j of lane i's dword; `raw` begins `before` bytes ahead of the step's values.
+  // A value has bits in two bytes at most, and that 8 later is Bits bytes behind it. 0x80 gives 0: such a byte is beyond the block.
+  // 3 bits, lane 2: bytes 0 and 1, then 3 and 4, all shifted by 6.
   alignas(32) static constexpr auto kPlans = [] {
     struct {
       uint8_t bytes[8][32];

@@ -3,6 +3,9 @@
 //
 // A slab of a band's weights is unpacked once for all rows. A tile's sums of a row do not depend on other rows, and slabs are added in
 // order, so that a row has the same bits in any company.
+//
+// A row of x has w.k dwords, as halve_row makes them: w.k / 2 pairs of high parts, then the low parts of the same pairs.
+// Guards: tests/runtime/ops/test_tiles.py and runtime/native/tests/projections.cpp.
 #include "halves.h"
 #include "parts.h"
 #include "tiles.h"
@@ -18,6 +21,7 @@ struct alignas(64) Unpacked {
   float blocks[kSlab / kBlock][4][kTileFloats];
 };
 
+// out: the weights of values [begin, end) of k of a band, high parts and what they leave. In each block pair p is row p of a tile.
 template <class F, Type T>
 inline void unpack_slab(const Matrix& w, int64_t band, int64_t begin, int64_t end, Unpacked& out) {
   constexpr int kWords = Pairs<F>::kWords;  // pairs in a dword
@@ -46,6 +50,8 @@ inline void unpack_slab(const Matrix& w, int64_t band, int64_t begin, int64_t en
 }
 
 // Up to 32 rows of x, two sets of 16 if Both, by 32 rows of weights over `blocks`; c (+)= the products.
+// x: the first row's high parts, at the first of the blocks; their low parts are `low` dwords behind them. ldx: from row to row.
+// c: (rows, kBand), ldc from row to row.
 template <class Tiles, bool Both>
 inline void tile(const float* x, int64_t ldx, int64_t low, const Unpacked& w, int64_t blocks, bool add_to, float* c, int64_t ldc) {
   const int64_t second = kTileSide * ldx, below = kTileSide * ldc;
@@ -77,7 +83,7 @@ inline void tile(const float* x, int64_t ldx, int64_t low, const Unpacked& w, in
       Tiles::template dot<3, 5, 7>();
     }
   };
-  for (int64_t b = 0; b < blocks; ++b, x += kTileSide) {
+  for (int64_t b = 0; b < blocks; ++b, x += kTileSide) {  // high x by low weights, high by high, low by high
     rows(x);
     weights(w.blocks[b] + 2);
     meet();
@@ -110,6 +116,7 @@ inline void multiply_slab(const Matrix& w, const float* x, int64_t ldx, int64_t 
   int64_t configured = 0;
   for (int64_t m = 0; m < batch; m += kRows) {
     const int64_t here = batch - m < kRows ? batch - m : kRows, second = here - kTileSide;
+    // A part without rows is not used, but a tile cannot have none: it gets one.
     if (here != configured) Tiles::begin(second > 0 ? kTileSide : here, second > 0 ? second : 1);
     configured = here;
     float* c = whole ? part.y + m * ldy : own[0];

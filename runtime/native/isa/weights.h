@@ -1,11 +1,34 @@
 // Readers of the weight formats, block by block, as vectors of floats.
 //
-// A format has: kBlock, values per block; kSteps, vectors per block; load, the block's raw bits (load_last for a partial block);
-// part, what kTogether vectors from `step` on are taken from; value, vector `i` of a part, to be scaled with scale and offset from `adapt`;
-// for rounding formats (rounded.h) take and take_four, pair or four `step` of the values in every dword, number, the value at a bit of
-// every dword, and fit, like adapt. kAffine: whether there are offsets. kStreamed: activation rows, at most, for which weights are taken
-// from their stream; for more they are unpacked in the L1 (floats.cpp). Values come in the format's own "prepared order"; `source` gives a
-// value's index in the row.
+// Values come in the format's own "prepared order". A format has these members:
+//
+//   all formats
+//     kBits           bits of a value; 0: plain numbers; Planes: those of the low plane
+//     kBlock          values of a block, kSteps * W
+//     kSteps          vectors of a block
+//     kStreamed       activation rows, at most, that take weights from their stream; for more they are unpacked in the L1 (floats.cpp)
+//     Raw, load       the raw bits of a block; load_last: of a row's last block, which has fewer values
+//     value           vector `i` of a part as floats q; a weight is fma(q, scale, offset), with these as `adapt` leaves them
+//     source          index in its block of the value at a lane of a vector, for activations in the same order
+//   quantized formats: all but Plain
+//     kAffine         whether offsets are stored
+//     kTogether       vectors that one part gives
+//     part            the bits that kTogether vectors from `step` on are taken from
+//     adapt           changes a stored scale and offset to those that `value` needs
+//     spread          picks each lane's scale out of W of them; OneScale where lanes of a block share theirs
+//   rounding formats, those of with_words, for products of integers (rounded.h)
+//     kMaySymmetric   whether weights may come without offsets: as Matrix::may_be_symmetric()
+//     kSymmetric      whether they do
+//     kFloatScales    whether scales of symmetric weights may be float32, likewise
+//     kLargest        of the integers that take and take_four give
+//     kPlaned, kLow   whether high bits have dwords of their own (core/interleaved.h), and dwords of low bits that share one
+//     take            pair `step` of the values in every dword, in 16 bits each; Planes: with the dword of high bits
+//     take_four       four, in 8 bits each; not of planes
+//     number          the value at a bit of every dword as a float, for outliers; not of planes
+//     fit             changes a stored scale and offset to those of the integers of take
+//
+// A new format needs a case in with_words or with_format below, in read_row (core/embed.cpp), and in tests/weights.h.
+// Guards: runtime/native/tests/projections.cpp and tests/runtime/ops/test_native_kernels.py, which try every format.
 #pragma once
 
 #include <type_traits>
@@ -225,7 +248,8 @@ struct Groups<F, true> {
   // Number of groups from `first` on, at most W.
   int64_t batch(int64_t first) const { return count - first < W ? count - first : W; }
   // The first of W groups that have those from `first` on, in the row unless it has fewer: a whole vector is loaded faster than a part.
-  // Where lanes have scales of their own, those beyond the row's end take zeros, so that `first` is the first.
+  // Of 20 groups and W = 8 the last four, from 16 on, come with 12 to 15 before them: base(16) is 12, and group 16 is in lane 4.
+  // Where lanes have scales of their own, those beyond the row's end take zeros, so that `first` is the first: base(16) is 16.
   int64_t base(int64_t first) const {
     constexpr bool kShared = std::is_same_v<decltype(spread), OneScale>;
     return kShared && count >= W && count - first < W ? count - W : first;
