@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event, current_thread, main_thread
 from typing import IO
 from weakref import WeakSet, finalize
 
@@ -48,6 +49,7 @@ class Worker:
 
     def __init__(self, module: str) -> None:
         """Start the process, without waiting for it. Raises OSError if that is impossible."""
+        _stay_at_the_end()
         package = sys.modules["headrace"].__file__  # imported: this module is a part of it
         assert package is not None
         self.process = subprocess.Popen(
@@ -120,7 +122,11 @@ class Worker:
         remaining = memoryview(data)
         while remaining:
             _wait(stdin, select.POLLOUT, check)
-            size = stdin.write(remaining) or 0  # None if the pipe is full again
+            try:
+                size = stdin.write(remaining) or 0  # None if the pipe is full again
+            except OSError:
+                _stay_at_the_end()
+                raise
             remaining = remaining[size:]
 
     def _read(self, size: int, check: Callable[[], None]) -> bytes:
@@ -132,6 +138,7 @@ class Worker:
             _wait(stdout, select.POLLIN, check)
             part = stdout.read(size - len(data))
             if not part:
+                _stay_at_the_end()
                 raise EOFError
             data += part
         return bytes(data)
@@ -158,10 +165,22 @@ def end_in_words(code: int) -> str:
 
 
 _workers: "WeakSet[Worker]" = WeakSet()
+_is_ending = Event()  # the program
+
+
+def _stay_at_the_end() -> None:
+    """Keep a thread for good whose process the end of the program has killed, or who needs one then.
+
+    Such a thread is a daemon: Python has waited for the others. It has nobody to report an error to, and Python would
+    print it. The main thread goes on, as its handlers of the end may need a process.
+    """
+    if _is_ending.is_set() and current_thread() is not main_thread():
+        Event().wait()
 
 
 def _kill_all() -> None:
     """Kill all processes at the end of the program."""
+    _is_ending.set()
     for worker in list(_workers):
         worker.kill()
 

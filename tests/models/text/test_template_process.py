@@ -297,6 +297,23 @@ def test_the_exit_of_the_program_closes_no_pipe_that_a_thread_reads(process: Tem
     assert popen.stdout.read() == b""  # a closed file raises ValueError
 
 
+_EXIT = """
+import atexit, threading, time
+atexit.register(time.sleep, 0.5)  # the last handler: time for the thread to report an error
+from headrace.models.text import template_process as it, worker
+threading.Thread(target=it.render_template, args=("a", {}, it.TemplateLimits()), daemon=True).start()
+while not worker._workers:
+    time.sleep(0.001)
+"""
+
+
+def test_a_thread_without_a_process_at_the_exit_of_the_program_prints_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _EXIT], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 _FORK = """
 import os
 from headrace.models.text import template_process as it
