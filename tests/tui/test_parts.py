@@ -1,5 +1,6 @@
 """The parts that know no screen: growing Markdown, braille, metrics, commands, paths, parameters."""
 
+import pickle
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from textual.content import Content
 from textual.highlight import HighlightTheme, highlight
 from textual.markup import parse_style
 
+from headrace.app.answer.prompt_reuse import PromptReuse
 from headrace.app.chat.attachments import take_attachments
 from headrace.app.chat.commands import COMMANDS, Invocation, matching, parse_command, unknown_command
 from headrace.app.chat.parameters import PARAMETERS, read_parameter, write_parameter
@@ -347,6 +349,55 @@ def test_frozen_metrics_stay() -> None:
     assert not frozen.turns
     assert frozen.document()["phase"] == "decode"
     assert metrics.turns[0].reused_tokens == 5
+
+
+_BUSY = MachineLoad(2, 2.0, 1.0, memory_used=0, memory_total=1, swap_used=0)
+
+
+def _states(metrics: LiveMetrics) -> dict[str, bytes]:
+    """Return the content of every attribute."""
+    return {name: pickle.dumps(value) for name, value in vars(metrics).items()}
+
+
+def _differing(one: dict[str, bytes], other: dict[str, bytes]) -> set[str]:
+    return {name for name in {*one, *other} if one.get(name) != other.get(name)}
+
+
+def _whole_turn(metrics: LiveMetrics) -> None:
+    """Feed an answer with all that a turn has, and looks at a busy machine."""
+    metrics.take([Prefill(1, 0, 14, 6, waited_s=0.1, reuse=PromptReuse(6, prefetched=2))])
+    metrics.take([delta(1, "word", [record(n, 20 + n) for n in range(9)], ttft_s=0.5)])
+    for _ in range(2):
+        metrics.set_load(_BUSY)
+        metrics.take([delta(1, "word", [record(9, 29)])])
+    ended = replace(make_summary(mbu=0.42), prefill_tokens=64, prefill_s=0.5)  # long enough to be measured
+    metrics.take([Done(1, Finished("stop", ended))])
+
+
+def test_later_events_change_nothing_of_a_frozen_copy_that_it_shows() -> None:
+    metrics = _metrics()
+    metrics.set_load(MachineLoad(2, 1.0, 1.0, memory_used=0, memory_total=1, swap_used=0))
+    metrics.take([delta_of([record(30, 50)])])
+    frozen = metrics.frozen()
+    before = _states(frozen)
+    for step in (31, 32):
+        metrics.take([delta_of([replace(record(step, 20 + step), latency_s=0.6)])])  # a point of the trail
+        metrics.set_load(_BUSY)
+    _whole_turn(metrics)
+    assert _differing(before, _states(frozen)) == {"_since_look"}
+
+
+def test_a_new_turn_keeps_what_is_of_the_machine_the_model_or_the_next_prompt() -> None:
+    fresh = LiveMetrics()
+    used = LiveMetrics()
+    for metrics in (fresh, used):
+        metrics.ready(*facts(CARD))
+    _whole_turn(used)
+    for metrics in (fresh, used):
+        metrics.submitted()
+    assert _differing(_states(fresh), _states(used)) == {
+        "version", "_prefill", "reuse", "fill", "history", "turns", "prefill", "load", "_contended_looks",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,11 @@
 
 The poller feeds it (`take`, `set_load`, `set_context`); sections and meters read its properties and change nothing. A
 figure is computed in one property here, from `StepTotals` or the functions of `figures.py`, for all that show it. New
-state of a turn has to be reset in `_forget_turn`, and copied in `frozen` if it is changed in place.
+state of a turn has to be reset in `_forget_turn`, and copied in `frozen` if it is changed in place. Exceptions have
+their reasons in `__init__`: `reuse` and `_prefill` are not reset, `_since_look` is not copied. tests/tui/test_parts.py
+lists what outlives a turn, and fails for any other.
 
-Guards: tests/tui/test_charts.py, test_step_streams.py and test_several_metrics.py.
+Guards: tests/tui/test_charts.py, test_step_streams.py and test_several_metrics.py, too.
 """
 
 from collections import deque
@@ -84,12 +86,12 @@ class LiveMetrics:
         self.answers = TurnAnswers()
         """The answers of the latest turn."""
         self.first_token: FirstToken | None = None
-        self._prefill = Prefill(0, 0, 0, 0)  # the latest
+        self._prefill = Prefill(0, 0, 0, 0)  # the latest; not reset, since a turn begins with its own
         self.texts: list[StepText] = []
         """Text of each step of the latest turn; its records may come later."""
         self.fill = CacheFill()
         self.reuse: PromptReuse | None = None
-        """Reuse of the turn's prompt, or of the next one once its prefetch met a miss."""
+        """Reuse of the turn's prompt, or of the next one once its prefetch met a miss: so a turn's end keeps it."""
         self.prefetched = 0
         """Prompt tokens of the turn that were computed before it was sent."""
         self.first_pass: SlowFirstPass | None = None
@@ -98,7 +100,9 @@ class LiveMetrics:
         """Tokens of the conversation, in the cache or not."""
         self.busy_steps: deque[StepRecord] = deque(maxlen=STEPS_KEPT)
         """Steps while other programs used the CPUs."""
-        self._since_look: deque[StepRecord] = deque(maxlen=STEPS_KEPT)  # steps since the latest look at the machine
+        self._since_look: deque[StepRecord] = deque(maxlen=STEPS_KEPT)
+        # Steps since the latest look at the machine. A frozen copy shares them: only `set_load` reads them, and nobody
+        # calls that on a copy.
         self.trail = Trail()
         self._final: Summary | None = None  # of the turn, once it is over
         self._machine_at_end: MachineFacts | None = None  # once the turn is over: its limits no longer change
