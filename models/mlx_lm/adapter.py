@@ -12,7 +12,7 @@ from mlx.utils import tree_unflatten
 from headrace.models.checkpoint.adapter import Adapter
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.mlx_lm.fixes import class_name
-from headrace.models.network.adapted import Change, Changes, module_names
+from headrace.models.network.adapted import Change, Changes, below_the_model, module_names
 from headrace.models.network.weight_arrays import loaded, weight_arrays
 from headrace.runtime.errors import UnsupportedModelError
 
@@ -27,12 +27,12 @@ def apply_adapter(model: Any, checkpoint: Checkpoint, adapter: Adapter) -> None:
 
     # Changes are looked up by the class's own names, of all its modules with a weight: others are refused below.
     layers = {path: layer for path, layer in model.named_modules() if type(layer) in (nn.Linear, nn.QuantizedLinear)}
-    weights = {f"{path}.weight": f"{path}.weight" for path, layer in model.named_modules() if "weight" in layer}
-    changes = Changes(adapter, weights)
+    names = [f"{path}.weight" for path, layer in model.named_modules() if "weight" in layer]
+    changes = Changes(adapter, {name: name for name in names})  # a class has no second names, as a checkpoint has
     wrapped = []
     for path, layer in layers.items():
         rows, columns = layer.weight.shape
-        if isinstance(layer, nn.QuantizedLinear):
+        if isinstance(layer, nn.QuantizedLinear):  # its codes are packed into words of 32 bits
             columns = columns * 32 // layer.bits
         change = changes.take(path, rows, columns)
         if change is None:
@@ -61,9 +61,11 @@ def _check_form(path: str, layer: Any, checkpoint: Checkpoint) -> None:
 
     Classes join, split and scale some weights, and an adapter is made for the stored ones.
     """
+    # The stored module: its prefix before `layers` may differ from the class's.
+    stored_modules = module_names({name: name for name in checkpoint.tensors})  # by their names with and without it
+    stored = stored_modules.get(path) or stored_modules.get(below_the_model(path))
+
     arrays = weight_arrays(checkpoint)
-    names = module_names({name: name for name in checkpoint.tensors})
-    stored = next((names[name] for name in (path, *module_names({f"{path}.weight": ""})) if name in names), None)
     if stored is None or not mx.array_equal(loaded(arrays[f"{stored}.weight"]), layer.weight).item():
         raise UnsupportedModelError(
             f"the adapter changes {path}, which {class_name(checkpoint.config)} has in another form than its file",

@@ -25,7 +25,8 @@ Stored = dict[str, dict[str, mx.array]]
 
 _PARTS = ("weight", "scales", "biases", "bias")
 _TABLES = (nn.Embedding, nn.QuantizedEmbedding)
-_ROUTERS = {"gate", "router"}  # they choose whole experts
+# Names of routers, or of the module around one. They choose whole experts, so they are never rounded further.
+_ROUTERS = {"gate", "router"}
 
 
 def stored_arrays(model: nn.Module) -> Stored:
@@ -54,20 +55,20 @@ def exchange(model: nn.Module, stored: Stored, ops: Ops, make_parts: Callable[[]
     """Exchange layers in place and free their arrays, those in `stored` too. Weights are read and converted now."""
     # Layers with weights
     candidates = {path: module for path, module in model.named_modules() if _kernel_class(module) and path in stored}
-    read = _read_by_class(model, candidates, make_parts)
+    names_read = _read_by_class(model, candidates, make_parts)
     made: dict[int, nn.Module] = {}  # by id of the module: classes may share one
     arrays: list[mx.array] = []
     nbytes: dict[str, int] = {}
     for path, module in candidates.items():
-        name = path.rpartition(".")[2]
         own_layer = stored.pop(path)
-        if name in read:
+        if _last_name(path) in names_read:
             continue
         if id(module) not in made:
-            weight = ops.prepare(
-                _weight(module, own_layer), mx.float32, exact=not _ROUTERS.isdisjoint(path.split(".")[-2:])
-            )
-            made[id(module)] = (_kernel_class(module) or _Projection)(ops, weight, int(own_layer["weight"].shape[0]))
+            is_router = not _ROUTERS.isdisjoint(path.split(".")[-2:])
+            weight = ops.prepare(_weight(module, own_layer), mx.float32, exact=is_router)
+            kernel_class = _kernel_class(module)
+            assert kernel_class is not None  # as of all candidates
+            made[id(module)] = kernel_class(ops, weight, int(own_layer["weight"].shape[0]))
             arrays += weight.arrays
             for part, array in zip(_PARTS, (weight.data, weight.scales, weight.biases, weight.bias), strict=True):
                 if part in own_layer:
@@ -152,7 +153,7 @@ class _Norm(nn.RMSNorm):  # type: ignore[misc]
     """RMSNorm on the kernels. Its weight stays readable."""
 
     def __init__(self, ops: Ops, norm: nn.RMSNorm) -> None:
-        nn.Module.__init__(self)
+        nn.Module.__init__(self)  # not RMSNorm's, which makes a new weight
         self._ops = ops
         self.weight = norm.weight
         self.eps = norm.eps
@@ -174,34 +175,40 @@ class _Rotation(nn.RoPE):  # type: ignore[misc]
 
 
 class _Probe(nn.Module):  # type: ignore[misc]
-    """A layer that notes the names of layers of which a class reads more than their output."""
+    """A layer that adds its names to `read` if a class reads more than its output, such as its weight or `in` it."""
 
-    def __init__(self, inner: nn.Module, name: str, read: set[str]) -> None:
+    def __init__(self, inner: nn.Module, names: set[str], read: set[str]) -> None:
         super().__init__()
-        object.__setattr__(self, "_probed", (inner, name, read))  # `nn.Module` would count it as a parameter
+        object.__setattr__(self, "_probed", (inner, names, read))  # `nn.Module` would count it as a parameter
 
     def __call__(self, *args: Any, **options: Any) -> mx.array:
         result: mx.array = self._probed[0](*args, **options)
         return result
 
     def __contains__(self, key: object) -> bool:
-        inner, name, read = self._probed
-        read.add(name)
+        inner, names, read = self._probed
+        read |= names
         return key in inner
 
     def __getattr__(self, key: str) -> Any:
-        inner, name, read = object.__getattribute__(self, "_probed")
-        if key != "as_linear":
-            read.add(name)
+        inner, names, read = object.__getattribute__(self, "_probed")
+        if key != "as_linear":  # `_Table` has this method
+            read |= names
         return getattr(inner, key)
 
 
 def _read_by_class(
     model: nn.Module, candidates: Mapping[str, nn.Module], make_parts: Callable[[], list[CachePart]]
 ) -> Container[str]:
-    """Return the last names of the layers of which the class reads weights or settings. Evaluates nothing."""
+    """Return the last names of the layers of which the class reads weights or settings. Evaluates nothing.
+
+    Names and not paths: a layer of the same name, in a block or a branch that these passes do not run, stays as well.
+    """
     read: set[str] = set()
-    probes = {id(module): _Probe(module, path.rpartition(".")[2], read) for path, module in candidates.items()}
+    names: dict[int, set[str]] = {}  # by id of the module: one module may have several paths
+    for path, module in candidates.items():
+        names.setdefault(id(module), set()).add(_last_name(path))
+    probes = {id(module): _Probe(module, names[id(module)], read) for module in candidates.values()}
     for path, module in candidates.items():
         _put(model, path, probes[id(module)])
     try:
@@ -212,6 +219,11 @@ def _read_by_class(
         for path, module in candidates.items():
             _put(model, path, module)
     return read
+
+
+def _last_name(path: str) -> str:
+    """Return the last part of a path: "q_proj" of "model.layers.0.self_attn.q_proj"."""
+    return path.rpartition(".")[2]
 
 
 def _put(model: nn.Module, path: str, module: nn.Module) -> None:

@@ -54,7 +54,7 @@ class Changes:
         assert isinstance(arrays, dict)
         modules = module_names(stored)
         for name, stated in adapter.modules.items():
-            module = modules.get(name) or modules.get(_below_the_model(name))
+            module = modules.get(name) or modules.get(below_the_model(name))
             if module is None or module in self._left:
                 raise _wrong_base(adapter, f"changes {name}, which the model does not have")
             a = arrays[stated.a]
@@ -105,11 +105,11 @@ def module_names(stored: Mapping[str, str]) -> dict[str, str]:
         module = ours.removesuffix(".weight")
         names = {module, theirs.removesuffix(".weight")}
         # An adapter names modules as the checkpoint or as we do, with what stands before `layers` or without it.
-        modules |= dict.fromkeys(names | {_below_the_model(name) for name in names}, module)
+        modules |= dict.fromkeys(names | {below_the_model(name) for name in names}, module)
     return modules
 
 
-def _below_the_model(name: str) -> str:
+def below_the_model(name: str) -> str:
     """Return the name of a text layer's module from `layers` on; other names as they are."""
     match = _IN_LAYERS.fullmatch(name)
     if match is None:
