@@ -54,14 +54,17 @@ class TokenTrie:
         return LLTokenizer(self, eos_token=self.ends)  # type: ignore[arg-type]
 
     def __call__(self, text: str) -> list[int]:
-        """Return the tokens of a text within an answer, as the model would split it; their bytes are the text's."""
+        """Return the tokens of a text within an answer, as the model would split it; their bytes are the text's.
+
+        No control token is among them, also where the text is written like one: it could end the model's turn.
+        """
         wanted = text.encode()
         for anchor in ("", _ANCHOR):  # after an anchor: a space that the tokenizer adds is cut off with it
             ids = self._tokenizer.encode_here(anchor + text)
-            sizes = [len(self.tokens[index]) if self._is_text(index) else -len(wanted) for index in ids]
             for start in range(min(3, len(ids))):  # the anchor, and a space before it, are two tokens at most
-                if sum(sizes[start:]) == len(wanted) and b"".join(self.tokens[i] for i in ids[start:]) == wanted:
-                    return ids[start:]
+                tokens = ids[start:]
+                if all(map(self._is_text, tokens)) and b"".join(self.tokens[index] for index in tokens) == wanted:
+                    return tokens
         return self._longest_first(wanted)
 
     def _longest_first(self, data: bytes) -> list[int]:
@@ -72,7 +75,7 @@ class TokenTrie:
             pieces = (data[at : at + size] for size in range(min(self._longest, len(data) - at), 0, -1))
             longest = next((piece for piece in pieces if piece in self._id_of), None)
             if longest is None:
-                return []  # no token of the vocabulary: nothing is forced
+                return []  # a byte without a token: nothing is forced
             ids.append(self._id_of[longest])
             at += len(longest)
         return ids

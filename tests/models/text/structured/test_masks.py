@@ -149,4 +149,6 @@ def _check_bytes(tokenizer: Tokenizer) -> None:
         joined = b"".join(trie.tokens[index] for index in ids).decode(errors="replace")
         assert text == (joined.removeprefix(" ") if tokenizer.detokenizers.strips_first_space else joined)
     for text in ('{"name":"x y","é":[1,-2.5e3]}', "</s><|im_end|>", "漢字\n\n  {"):
-        assert b"".join(trie.tokens[index] for index in trie(text)) in (text.encode(), b"")
+        ids = trie(text)
+        assert b"".join(trie.tokens[index] for index in ids) in (text.encode(), b"")
+        assert trie.marks.isdisjoint(ids)
