@@ -74,7 +74,8 @@ class Architecture:
        `older_keys` and `constants` are in it. A multimodal config has it called for its text part, then for the whole,
        each by its own row. Then `outer`. mlx-lm's classes get this config.
     2. For each tensor (`checkpoint.text_part`): `is_unread`, by the name with the usual prefix "model."; `rename`, by
-       the name after `tensor_names`. Both are skipped for a text-only config and a row without `tensor_names`.
+       the name after `tensor_names`. Neither is called for a text-only config whose row has no `tensor_names`:
+       such a row needs `outer`, as "gemma3n_text" has, to be read as a multimodal one.
     3. For the decoder's configuration (`read.decoder_config`): `ropes`, `runs`, `latent`, `inner_size`; for its layers
        `pairs`, `rotates`, `experts`, `mixer`, `recurrent`. Last comes `complete`: it gets the result of all others, and
        may replace any of it. `mixer` and `latent` are called several times.
@@ -91,7 +92,7 @@ class Architecture:
     defaults: Mapping[str, object] = field(default_factory=dict)  # of transformers, if others have none or other ones
     nested_defaults: Mapping[str, object] = field(default_factory=dict)  # that transformers omits from nested sections
     constants: Mapping[str, object] = field(default_factory=dict)  # of transformers' class, which mlx-lm reads as keys
-    older_keys: Mapping[str, str] = field(default_factory=dict)  # older key -> newer one
+    older_keys: Mapping[str, str] = field(default_factory=dict)  # older key -> newer one, whose value it gets if absent
     add_keys: Callable[[Config], None] | None = None  # changes the config, where `older_keys` cannot
     states_head_dim: bool = False  # older configs always have head_dim
     context: int | None = None  # default of transformers' class

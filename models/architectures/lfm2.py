@@ -33,7 +33,7 @@ def _short_convolution(fields: Fields) -> MixerConfig:
 
 def _inner_size(fields: Fields) -> int:
     """Return the width of feed-forwards: as stated, or two thirds of that times a factor, rounded up to a multiple."""
-    size = fields.count("block_ff_dim")
+    size = fields.count("block_ff_dim")  # in newer configs `intermediate_size`, which `older_keys` copies to this key
     multiple = fields.count("block_multiple_of", default=256)
     if not fields.values.get("block_auto_adjust_ff_dim"):
         return size

@@ -61,7 +61,17 @@ def source(*, sinks: bool) -> str:
 
 
 def _value(side: str) -> str:
-    """Return the value of dimension i of entry n: its group's scale * code + offset."""
+    """Return the value of dimension i of entry n: its group's scale * code + offset.
+
+    For keys ("k"), where AT(codes) is batch * k_codes_strides[0] + kv * k_codes_strides[1] + n * k_codes_strides[2]:
+
+        float(k_scales[AT(scales) + i / K_GROUP * k_scales_strides[3]])
+            * float((k_codes[AT(codes) + i * K_BITS / 32] >> (i * K_BITS % 32)
+                     | (i * K_BITS % 32 + K_BITS > 32 ? rest : 0u)) & ((1u << K_BITS) - 1))
+            + float(k_offsets[AT(offsets) + i / K_GROUP * k_offsets_strides[3]])
+
+    `rest` is from the next dword. The codes of an entry are contiguous, so they need no strides[3].
+    """
     at = f"batch * {side}_{{0}}_strides[0] + kv * {side}_{{0}}_strides[1] + n * {side}_{{0}}_strides[2]"
     bits = f"{side.upper()}_BITS"
     group = f"{side.upper()}_GROUP"
