@@ -2,6 +2,12 @@
 
 The first frame comes before the model: the engine starts in its own process. Three surfaces share a `Conversation`: the
 full screen (`app.tui`), and line by line with or without redrawing (`app.line_chat`).
+
+Everything that can refuse the command comes before the first write to the sessions: sampling options, the server's
+address, the question whether a .gguf file is copied. So a refused command neither leaves an empty session nor changes
+the resumed one.
+
+Guard: tests/app/cli/test_commands.py.
 """
 
 import gc
@@ -109,6 +115,7 @@ def chat(given: ChatOptions) -> int:
     _ = given.sampling  # checked first
     settings = load_settings()
     draft = given.load.chosen_draft(settings, given.speculate)
+    new_engine = _engine_of(given)
     if given.connect is None:
         agree_to_copy(draft)
     with store_for_chat() as store:
@@ -117,7 +124,6 @@ def chat(given: ChatOptions) -> int:
         except FullDiskError:
             store.go_unsaved()
             session = _session(store, given, settings)
-        new_engine = _engine_of(given)
         by_line = given.inline or os.environ["TERM"] == "dumb"
         if not by_line:
             gc.disable()  # until the first frame, which is a tenth sooner; the app enables it
@@ -231,6 +237,8 @@ def _session(store: "SessionStore", given: ChatOptions, settings: "Settings") ->
         model = given.model
     if given.connect is None:
         agree_to_copy(model, chat=True)
+
+    # Only now is the session changed.
     if given.model is not None:
         session = store.set_model(session.id, given.model)
     if given.system is not None:

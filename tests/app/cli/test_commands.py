@@ -23,7 +23,7 @@ from headrace.app.cli.commands import cli, run_command_line
 from headrace.app.cli.run import command as run
 from headrace.app.config.settings import Settings
 from headrace.app.predict.chip_names import chip_targets
-from headrace.app.sessions.store import SessionStore
+from headrace.app.sessions.store import SessionStore, database_path
 from headrace.runtime.errors import UsageError
 from tests.support.patience import PATIENCE_S
 from tests.test_readme import subcommands
@@ -150,6 +150,20 @@ def test_options_of_the_chat_are_kept_with_its_session(tmp_path: Path) -> None:
     store.close()
     with pytest.raises(UsageError, match="--temperature"):
         _ = chat.ChatOptions(**{**none, "temperature": -1.0}).sampling
+
+
+def test_a_refused_chat_changes_no_session(headrace: Headrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "stderr", Stream(terminal=True))
+    with closing(SessionStore(database_path())) as store:
+        made = store.create(model="m", system="Be brief.", sampling={})
+        store.add(made.id, None, "user", "hi")
+        before = store.session(made.id)
+        for given in (["--resume", "last", "-m", "other", "-s", "Be long."], ["-m", "other"]):
+            assert headrace("chat", "--plain", "--connect", "ftp://server", *given) != 0
+            assert headrace("chat", "--plain", "--seed", "-1", *given) != 0
+        assert store.session(made.id) == before
+        assert store.find("last").id == made.id
 
 
 def test_a_chat_with_a_server_asks_for_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
