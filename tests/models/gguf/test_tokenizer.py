@@ -221,6 +221,16 @@ def test_all_ids_that_end_a_turn_are_known() -> None:
     assert build("byte_level", eos_token_id=None)[1].ends == [3]
 
 
+def test_a_sentencepiece_file_may_omit_the_usual_ids() -> None:
+    special = build("sentencepiece")[1]
+    assert (special.unknown, special.bos, special.eos, special.pad) == (0, 1, 2, None)
+    assert special.ends == [2]
+    stated = build("sentencepiece", unknown_token_id=2, bos_token_id=0, eos_token_id=1)[1]
+    assert (stated.unknown, stated.bos, stated.eos) == (2, 0, 1)
+    omitted = build("byte_level", bos_token_id=None, eos_token_id=None)[1]
+    assert (omitted.unknown, omitted.bos, omitted.eos) == (None, None, None)
+
+
 @pytest.mark.parametrize("text", TURN_ENDS)
 def test_every_turn_end_counts_by_its_name_if_it_is_a_control_token(text: str) -> None:
     stored = VOCABULARIES["byte_level"]

@@ -605,6 +605,22 @@ def test_forced_calls_fit_the_tool(
                 assert choice in ("required", call.name)
 
 
+@pytest.mark.parametrize(("name", "separator"), [("llama", "; "), ("llama 4", "")])
+def test_forced_calls_of_llama_have_the_separator_of_their_version(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, name: str, separator: str
+) -> None:
+    monkeypatch.setattr(tokenizer, "template_source", "".join(FORMS[name][0]))
+    grammars = Grammars(tokenizer, tokenizer.vocab_size)
+    use = ToolUse([CLOCK], "required")
+    rules, _ = grammars.call_rules(use, form_of(tokenizer, use).form)
+    assert rules is not None
+    call = '{"name": "time", "parameters": {}}'
+    for between in ("; ", ";", "", "\n"):
+        tokens = grammars.trie(f"{call}{between}{call}")
+        num_allowed = grammars.compile(None, "no", "", rules).start().allowed(tokens)
+        assert (num_allowed == len(tokens)) == (between == separator), between
+
+
 UNMARKED = ("functionary", "llama", "llama 4", "python list", "muse", "generic")
 
 
