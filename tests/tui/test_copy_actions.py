@@ -1,9 +1,10 @@
-"""Parts of a message that can be copied alone: its code blocks, its links."""
+"""Parts of a message that can be copied alone: its code blocks, its links; and the platform's tools for them."""
 
 from pathlib import Path
 
 import pytest
 
+from headrace.app.tui.input.platform_tools import copy_with_tool
 from headrace.app.tui.screens.dialogs import Choose
 from tests.app.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
@@ -68,6 +69,26 @@ def test_without_a_browser_the_address_is_copied(play, monkeypatch: pytest.Monke
         assert copied == ["https://a.example/x"]
 
     play(scenario, ScriptedEngine().script(Script([LINKS])))
+
+
+def test_text_goes_to_the_clipboard_tool_of_the_display(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+    for name in ("wl-copy", "xclip"):
+        tool = tmp_path / name
+        tool.write_text(f'#!/bin/sh\ncat > "{tmp_path}/{name}.text"\n')
+        tool.chmod(0o755)
+    assert copy_with_tool("é\n")
+    assert (tmp_path / "xclip.text").read_text() == "é\n"
+    assert not (tmp_path / "wl-copy.text").exists()
+
+    (tmp_path / "xclip").write_text("#!/bin/sh\nexit 1\n")
+    assert not copy_with_tool("lost")
+    monkeypatch.delenv("DISPLAY")
+    monkeypatch.delenv("WSL_DISTRO_NAME", raising=False)
+    assert not copy_with_tool("lost")
 
 
 def test_without_messages_nothing_is_copied(play) -> None:

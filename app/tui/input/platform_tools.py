@@ -3,6 +3,8 @@
 OSC 52, the other way to the clipboard, is the terminal's own; `ChatState.copy` uses both. A new platform is a row of
 `_CLIPBOARDS` or `_BROWSERS`. Addresses come from a model: callers pass only those that `is_web_address` accepts, after
 the user has seen them.
+
+Guard: tests/tui/test_copy_actions.py.
 """
 
 import os

@@ -9,8 +9,9 @@ its screens are drawn as usual.
 Textual also passes a change from the widget through the screen to a timer, each a task of its own. `repaint` notes the
 change where that chain ends and has all changes drawn once the running task waits.
 
-`put` draws one extended line. It takes as much processor time as a layout, so it is there for steady text: without a
-spare core, layouts come three times a second. docs/workarounds.md has the figures.
+`put` writes a part of a widget past that chain. `Transcript.extend_last_line` calls it for words that only extend the
+last line of an answer. It is there for steady text, not to save processor time: without a spare core the poller allows
+few layouts (`app.tui.poller`), and text between two of them is drawn by `put`.
 
     repaint(widget, region): as `widget.refresh(region)`, without its chain of tasks
     PartialRepaint: textual asks it for an update, with the regions that it has noted itself
@@ -72,22 +73,30 @@ def repaint_subtitle(widget: Widget, subtitle: Content) -> None:
 def put(widget: Widget, region: Region) -> bool:
     """Put a part of a widget on the terminal now, and nothing else; return whether that was possible.
 
-    It is not possible where something covers the part, or if the screen has to be laid out.
+    region: the part, from the widget's upper left corner. It is not possible where something covers the part, or if
+    textual is about to draw the widget or to move it.
     """
     screen = widget.screen
     compositor = screen._compositor
-    if not isinstance(compositor, PartialRepaint) or not screen.is_current or screen._layout_required:
+    if not isinstance(compositor, PartialRepaint):  # of a screen without `use_partial_repaint`
         return False
-    if screen._repaint_required or screen._scroll_required or widget in screen._dirty_widgets:
+    if not screen.is_current:  # another screen is in front
         return False
-    if widget not in compositor.visible_widgets:
+    if screen._layout_required or screen._scroll_required:  # widgets may move
         return False
+    if screen._repaint_required or widget in screen._dirty_widgets:  # this part would be drawn twice
+        return False
+    if widget not in compositor.visible_widgets:  # scrolled out of view, or not laid out yet
+        return False
+
     place, _ = compositor.visible_widgets[widget]
     lines = compositor.lines_of(widget, region.translate(place.offset))
     app = screen.app
-    if lines and app._driver is not None and not app.is_headless and not app.is_inline:
+    driver = app._driver
+    if lines and driver is not None and not app.is_headless and not app.is_inline:  # as in `App._display`
+        # The cursor returns to its place: an input method shows its text there.
         x, y = screen.outer_size.clamp_offset(app.cursor_position)
-        app._driver.write(f"{PlacedLines(lines).render_segments(app.console)}\x1b[{y + 1};{x + 1}H")
+        driver.write(f"{PlacedLines(lines).render_segments(app.console)}\x1b[{y + 1};{x + 1}H")
     return bool(lines)
 
 
