@@ -186,7 +186,11 @@ def _kill_all() -> None:
 
 
 def _leave_all() -> None:
-    """Leave all processes to the parent of a fork, which starts its own."""
+    """Leave all processes to the parent of a fork, which starts its own.
+
+    Modules that import this one register their functions for forks later, and Python calls these in order of
+    registration. So a `Worker` that they drop in the fork does not kill the parent's process.
+    """
     for worker in list(_workers):
         worker.leave()
 

@@ -6,13 +6,15 @@ The process limits its own processor time and memory; the system ends it beyond 
 
 `Trial` is this program's side, and `main` the process (see `worker`). `grammars` has a `Trial` for each vocabulary.
 
-Guards: tests/models/text/structured/test_grammars.py.
+Guards: tests/models/text/structured/test_trial.py and test_grammars.py.
 """
 
 import json
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from threading import Lock
+from weakref import WeakSet
 
 from headrace.models.text.worker import StartError, Worker, jobs, send_answer
 
@@ -36,26 +38,26 @@ class Trial:
         self._has_vocabulary = False  # the process does
         self._can_run = True
         self._lock = Lock()
+        _trials.add(self)
 
     def start(self) -> None:
         """Start the process, without waiting for it."""
         with self._lock:
-            if self._worker is not None and self._worker.has_ended:
-                self._end()
-            if self._worker is None and self._can_run:
-                with suppress(OSError):  # no memory, no interpreter
-                    self._worker = Worker(__name__)
+            self._start()
 
     def check(self, grammar: str, limits: Mapping[str, object]) -> None:
         """Compile a grammar (llguidance's JSON) within llguidance's limits. Raises TrialError."""
-        self.start()
         with self._lock:
+            self._start()  # in the lock: the grammar of another thread may end the process
             if self._worker is None:
                 return
             try:
                 if not self._has_vocabulary:
                     self._worker.wait_until_ready()
-                    self._worker.answer(self._vocabulary, 0)
+                    try:
+                        self._worker.answer(self._vocabulary, 0)
+                    except (OSError, EOFError) as error:  # no fault of the grammar
+                        raise StartError from error
                     self._has_vocabulary = True
                 self._worker.answer(json.dumps([grammar, limits]).encode(), 0)
             except StartError:
@@ -68,13 +70,39 @@ class Trial:
                 self._end()
                 raise
 
+    def leave(self) -> None:
+        """Begin anew in a fork of the program: another thread may have had the lock."""
+        self._lock = Lock()
+        self._worker = None
+        self._has_vocabulary = False
+
+    def _start(self) -> None:
+        """Start the process, if none runs. This thread has the lock."""
+        if self._worker is not None and self._worker.has_ended:
+            self._end()
+        if self._worker is None and self._can_run:
+            with suppress(OSError):  # no memory, no interpreter
+                self._worker = Worker(__name__)
+
     def _end(self) -> None:
-        """End the process, if there is one."""
+        """End the process, if there is one. This thread has the lock."""
         worker = self._worker
         self._worker = None
         self._has_vocabulary = False
         if worker is not None:
             worker.end()
+
+
+_trials: "WeakSet[Trial]" = WeakSet()
+
+
+def _leave_all() -> None:
+    """Begin all trials anew in a fork of the program."""
+    for trial in list(_trials):
+        trial.leave()
+
+
+os.register_at_fork(after_in_child=_leave_all)
 
 
 def main() -> None:
