@@ -449,11 +449,17 @@ def test_an_escaped_template_changes_no_file_and_ends_no_process(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "kept"]
 
 
+_NO_CALL = "template_worker._CREATE_RULESET = 1_000_000"
+_NO_RULESET = f"{_NO_CALL}; template_worker.landlock_version = lambda: 1"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Landlock is a part of Linux")
+@pytest.mark.parametrize("fault", [_NO_CALL, _NO_RULESET], ids=["no call", "no ruleset"])
 def test_a_kernel_without_landlock_renders_templates(
-    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str
 ) -> None:
-    no_call = "template_worker._CREATE_RULESET = 1_000_000\ntemplate_worker.main()"
-    monkeypatch.setattr(worker, "_PROGRAM", _ESCAPED.replace("template_worker.main()", no_call))
+    without_landlock = f"{fault}\ntemplate_worker.main()"
+    monkeypatch.setattr(worker, "_PROGRAM", _ESCAPED.replace("template_worker.main()", without_landlock))
     assert {"rename", "signal"} <= _escaped(process, tmp_path)
 
 
