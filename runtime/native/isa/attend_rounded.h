@@ -4,6 +4,9 @@
 // round_attention.h. An entry's contribution, its softmax weight times the power of two of its value, is rounded to 15 bits of the
 // largest in its block, or 1 / 2^18 of the block's sum if that is more (times 2^13: 2^31). Rounding relative to the weight alone would
 // lose the other entries beside an attention sink, which has nearly all the weight and a small value.
+//
+// Layouts of queries and entries: QueryRows and EntryBlock (core/kernels.h). core/attend_rounded.cpp is the caller.
+// Guard: runtime/native/tests/attention.cpp, with the error bounds of attention_bounds.h.
 #pragma once
 
 #include "attention.h"

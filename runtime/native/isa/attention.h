@@ -1,5 +1,9 @@
 // Attention over stored keys and values, one pass, with an online softmax (Milakov and Gimelshein,
 // arXiv:1805.02867): a running maximum and sum, and an accumulator rescaled when the maximum moves.
+//
+// For decode (core/attend_decode.cpp: attend_chunk, join_states) and prefill in floats (core/attend_prefill.cpp: softmax_row). Keys and
+// values of a head are rows of `dim` numbers, contiguous.
+// Guard: runtime/native/tests/attention.cpp; tests/runtime/ops/test_native_kernels.py.
 #pragma once
 
 #include <type_traits>

@@ -2,6 +2,10 @@
 //
 // Weights are interleaved (core/interleaved.h): a lane belongs to a weight row, each word is multiplied with two or four values of every
 // activation row, and nothing is summed across lanes. A band is read sequentially; further activation rows find it in the cache.
+//
+// x: prepared rows in the layout of rounded.h, `ldx` floats apart. y[m * ldy + r] as in Kernels::multiply.
+// Guard: runtime/native/tests/projections.cpp and experts.cpp; tests/runtime/ops/test_native_kernels.py, test_coarse_activations.py
+// (8 bits) and test_native_row_bits.py (the same bits in any batch).
 #include <type_traits>
 
 #include "parts.h"

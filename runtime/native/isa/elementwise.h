@@ -1,4 +1,7 @@
 // Row-wise arithmetic beside the products: normalisation, gating, conversions.
+//
+// Functions take contiguous rows of any length (n or k floats); the contracts of those in the table are in core/kernels.h.
+// Guard: runtime/native/tests/rows.cpp, at every length around a vector's; packed.cpp for hadamard.
 #pragma once
 
 #include <utility>
@@ -8,6 +11,7 @@
 
 namespace headrace::HEADRACE_ISA {
 
+// out (k) = x * weight / sqrt(mean of x^2 + eps). Four sums, so that no addition waits for the one before. out may be x.
 inline void rms_norm(const float* x, const float* weight, float eps, int64_t k, float* out) {
   vf squares[4] = {zero(), zero(), zero(), zero()};
   int64_t i = 0;
@@ -30,6 +34,7 @@ inline void rms_norm(const float* x, const float* weight, float eps, int64_t k, 
   }
 }
 
+// out (k): x minus its mean, through rms_norm, plus bias (k) or nothing. The variance is the mean square of what is centred.
 inline void layer_norm(const float* x, const float* weight, const float* bias, float eps, int64_t k, float* out) {
   vf sums[4] = {zero(), zero(), zero(), zero()};
   int64_t i = 0;
@@ -78,6 +83,7 @@ inline vf beyond_linear(vf x) {
   return add(near, where_above(sub(zero(), x), 0.249999985f, sub(sub(exp(x), set1(1.0f)), x)));  // from 1/4 on
 }
 
+// x (n) in place; the formula is at Curve. `above` is 0 for v <= 0, and `below` for normal numbers above 0; NaN stays NaN.
 inline void xielu(const Curve& curve, int64_t n, float* x) {
   for (int64_t i = 0; i < n; i += W) {
     const int64_t here = n - i < W ? n - i : W;
@@ -99,6 +105,7 @@ inline void gated(const float* gate, const float* up, int64_t n, Act act, float*
   }
 }
 
+// n numbers of a type from `src` on, as floats.
 inline void to_float(const void* src, Type type, int64_t n, float* out) {
   for (int64_t i = 0; i < n; i += W) {
     const int64_t here = n - i < W ? n - i : W;
@@ -106,6 +113,7 @@ inline void to_float(const void* src, Type type, int64_t n, float* out) {
   }
 }
 
+// n floats as numbers of a type, f32, f16 or bf16, rounded to nearest even.
 inline void from_float(const float* src, int64_t n, Type type, void* out) {
   for (int64_t i = 0; i < n; i += W) {
     const int64_t here = n - i < W ? n - i : W;
@@ -129,6 +137,7 @@ inline vf butterfly(vf x, std::integer_sequence<int, Lane...>) {
   return fma(x, load(kSigns), __builtin_shufflevector(x, x, (Lane ^ Step)...));
 }
 
+// All steps within a vector: Step, 2 Step, ... below W.
 template <int Step>
 inline vf butterflies(vf x) {
   x = butterfly<Step>(x, std::make_integer_sequence<int, W>());
@@ -136,6 +145,8 @@ inline vf butterflies(vf x) {
   return x;
 }
 
+// x (dim) in place, dim a multiple of 16, in parts of `size`, the largest power of two that divides it. Steps of W and more combine
+// vectors, the others lanes of a vector. The factor makes the transform orthogonal, and so its own inverse.
 inline void hadamard(float* x, int64_t dim) {
   const int64_t size = dim & -dim;
   for (int64_t step = W; step < size; step *= 2) {
@@ -150,6 +161,7 @@ inline void hadamard(float* x, int64_t dim) {
   for (int64_t i = 0; i < dim; i += W) store(x + i, mul(butterflies<1>(load(x + i)), factor));
 }
 
+// acc (n) in place.
 inline void rescale(float* acc, float factor, int64_t n) {
   for (int64_t i = 0; i < n; ++i) acc[i] *= factor;
 }

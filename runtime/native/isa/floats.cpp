@@ -2,6 +2,12 @@
 //
 // Rows do not affect each other: k is split into slabs; a slab's products are summed per lane in order, then the lanes, then the slabs
 // in order. One row streams the weights; for more, a few unpacked weight rows at a time stay in the L1 for all of them.
+//
+// Below, x has prepared rows of activations (prepare.h), or a slab of them, `stride` floats apart. y[m * ldy + r] is the product of
+// activation row m with weight row r of the call: rows of y are `ldy` floats apart. `apart` is the distance of weight rows that are read
+// side by side, in rows, and so of their products in y, in floats.
+//
+// Guard: runtime/native/tests/projections.cpp (every format, exact); tests/runtime/ops/test_native_kernels.py.
 #include "parts.h"
 #include "unpack.h"
 
@@ -11,12 +17,13 @@ constexpr int64_t kSlab = 768;  // values of k, whole blocks and groups of every
 constexpr int64_t kUnpacked = 8;  // unpacked weight rows of a slab: half of the L1
 constexpr int kTogether = kPanelVectors == 4 ? 6 : 3;  // activation rows whose sums fit the registers beside four weight rows
 
-// y[m * ldy + r * apart] (+)= the sum of acc[m][r].
+// y[m * ldy + r * apart] (+)= the sum of the lanes of acc[m][r]. R is 1, 2 or 4.
 template <int M, int R>
 [[gnu::always_inline]] inline void add_sums(const vf (&acc)[M][R], bool add_to, float* y, int64_t ldy, int64_t apart) {
   for (int m = 0; m < M; ++m) {
     alignas(16) float out[4];
     const vf* a = acc[m];
+    // Four sums at once. Of fewer than four vectors the first one is repeated, since a[R] does not exist; those sums are not used.
     store_sums4(out, a[0], a[R > 1 ? 1 : 0], a[R > 2 ? 2 : 0], a[R > 3 ? 3 : 0]);
     float* to = y + m * ldy;
     if (add_to) {
@@ -26,7 +33,7 @@ template <int M, int R>
   }
 }
 
-// acc[m][r] += x[m] . v[r] for one vector of k.
+// acc[m][r] += x[m] * v[r], lane by lane, for one vector of k: x is the vector of row 0.
 template <int M, int R>
 [[gnu::always_inline]] inline void meet(const float* x, int64_t stride, const vf (&v)[R], vf (&acc)[M][R]) {
 #pragma GCC unroll 8
@@ -44,8 +51,8 @@ template <int M, int R>
   }
 }
 
-// M activation rows times R weight rows `apart`, each a stream for the hardware prefetcher. (Four neighbouring rows, block by block,
-// are half as fast.)
+// M activation rows times R weight rows, row, row + apart, ..., each a stream for the hardware prefetcher. (Four neighbouring rows,
+// block by block, are half as fast.) y: of weight row `row`.
 template <class F, int M, int R>
 inline void stream_rows(const Matrix& w, const Groups<F>& groups, const float* x, int64_t stride, int64_t row, int64_t apart, float* y,
                         int64_t ldy) {
@@ -62,7 +69,7 @@ inline void stream_rows(const Matrix& w, const Groups<F>& groups, const float* x
   }
 }
 
-// M rows of activations and R of unpacked weights, over `vectors` of a slab.
+// M rows of activations and R of unpacked weights (R, kSlab), over `vectors` of a slab.
 template <int M, int R>
 inline void tile(const float* x, int64_t stride, const float* weights, int64_t vectors, bool add_to, float* y,
                       int64_t ldy) {
@@ -76,7 +83,7 @@ inline void tile(const float* x, int64_t stride, const float* weights, int64_t v
   add_sums(acc, add_to, y, ldy, 1);
 }
 
-// M rows of activations and all of the unpacked weights.
+// M rows of activations and all of the unpacked weights (rows, kSlab), rows <= kUnpacked.
 template <int M>
 inline void tiles_of(const float* x, int64_t stride, const float* weights, int64_t rows, int64_t vectors, bool add_to,
                      float* y, int64_t ldy) {
@@ -85,6 +92,7 @@ inline void tiles_of(const float* x, int64_t stride, const float* weights, int64
   for (; r < rows; ++r) tile<M, 1>(x, stride, weights + r * kSlab, vectors, add_to, y + r, ldy);
 }
 
+// The same for a number of activation rows, batch <= kTogether, at run time.
 inline void tiles(const float* x, int64_t stride, int64_t batch, const float* weights, int64_t rows, int64_t vectors,
                   bool add_to, float* y, int64_t ldy) {
   switch (batch) {
@@ -97,6 +105,7 @@ inline void tiles(const float* x, int64_t stride, int64_t batch, const float* we
   }
 }
 
+// Any number of activation rows times weight rows [first, first + rows), which are unpacked slab by slab, kUnpacked rows at a time.
 template <class F>
 inline void multiply_several(const Matrix& w, const float* x, int64_t stride, int64_t batch, int64_t first, int64_t rows,
                              float* y, int64_t ldy) {
@@ -126,7 +135,7 @@ inline void multiply_few(const Matrix& w, const float* x, int64_t stride, int64_
   }
   constexpr int R = 4 * M <= kAccumulators ? 4 : 2;
   const Groups<F> groups(w);
-  const int64_t apart = rows / R, rest = R * apart;
+  const int64_t apart = rows / R, rest = R * apart;  // R streams of `apart` rows each; the last rows - rest < R are left over
   for (int64_t row = 0; row < apart; ++row) stream_rows<F, M, R>(w, groups, x, stride, first + row, apart, y + row, ldy);
   if constexpr (M > 1) {
     multiply_several<F>(w, x, stride, M, first + rest, rows - rest, y + rest, ldy);

@@ -1,13 +1,21 @@
 // Attention's matrix products in floats: panels of stored keys or values, and a register-blocked tile over them.
+//
+//   a (m, kc), rows `lda` floats apart    queries, or softmax weights
+//   b (kc, kPanel), contiguous            a panel: transposed keys (unpack_panel), or values
+//   c (m, kPanel), rows `ldc` apart       scores, or sums of values
+//
+// core/attend_prefill.cpp is the caller. Guard: runtime/native/tests/attention.cpp (prefill over K/V in float32, and in half precision
+// by kernels that do not round attention).
 #pragma once
 
 #include "unpack.h"
 
 namespace headrace::HEADRACE_ISA {
 
-constexpr int kPanel = kPanelVectors * W;
+constexpr int kPanel = kPanelVectors * W;  // columns of a panel, a multiple of 16: Kernels::panel
 
-// Convert W rows of the panel's columns to floats in `rows_of_k`, then transpose W x W squares.
+// W columns of a panel: out[k * kPanel + r] = w[row + r][k0 + k] for k < kc and r < W, or 0 from r = `rows` on. Converts W rows of w to
+// floats in `rows_of_k`, then transposes W x W squares.
 template <Type T>
 inline void unpack_columns(const Matrix& w, int64_t row, int64_t rows, int64_t k0, int64_t kc, float* out) {
   alignas(64) float rows_of_k[W][kPanelDepth];
@@ -32,6 +40,8 @@ inline void unpack_columns(const Matrix& w, int64_t row, int64_t rows, int64_t k
   }
 }
 
+// See Kernels::unpack_panel. `out` is the panel (kc, kPanel), of which columns [column, column + rows) are written, and zeros behind them
+// to the end of the last vector.
 inline void unpack_panel(const Matrix& w, int64_t row, int64_t rows, int64_t k0, int64_t kc, int64_t column,
                          float* out) {
   for (int64_t r = 0; r < rows; r += W) {
@@ -46,6 +56,7 @@ inline void unpack_panel(const Matrix& w, int64_t row, int64_t rows, int64_t k0,
   }
 }
 
+// M rows of a by the whole panel: M * kPanelVectors sums stay in registers.
 template <int M>
 inline void gemm_tile(const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t kc,
                       bool accumulate) {
@@ -66,6 +77,7 @@ inline void gemm_tile(const float* a, int64_t lda, const float* b, float* c, int
   }
 }
 
+// c (+)= a . b, m rows of it in tiles of six and a last one of fewer.
 inline void gemm(const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t m, int64_t kc,
                  bool accumulate) {
   static_assert(kTileRows == 6);

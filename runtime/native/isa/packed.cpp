@@ -4,6 +4,8 @@
 // then scaled. For values, an entry's softmax weight times its group's scale is rounded to 15 bits of the largest in the chunk (not
 // relative to the weight alone, because of attention sinks). No sum passes 31 bits: 64 * 32767 * 255 in a group of keys,
 // 128 * 32767 * 255 in a chunk. Masked entries have weight 0 and never matter, NaN scales included.
+//
+// Guard: runtime/native/tests/packed.cpp; tests/runtime/ops/test_packed_attention.py.
 #include "../core/half.h"
 #include "../core/packed.h"
 #include "attention.h"

@@ -1,4 +1,5 @@
-// Kernels in translation units of their own, so that compilers run side by side. Contracts: core/kernels.h.
+// Kernels in translation units of their own, so that compilers run side by side. Contracts: core/kernels.h. table.cpp is the only reader
+// besides those units.
 #pragma once
 
 #include "../core/kernels.h"

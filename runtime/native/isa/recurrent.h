@@ -1,11 +1,19 @@
 // Recurrences with a matrix as a head's state, scans of each channel by itself, and causal convolutions likewise.
+//
+// One token at a time, for core/mixer.cpp; shapes are at the contracts of core/kernels.h (recur, scan, wkv, convolve, decays). With the
+// state S (rows, D) of a head, and decay one number or D:
+//
+//   S = S * decay;  value = v, or beta (v - S k) with beta;  S = S + value k^T;  y = S q
+//
+// Guard: runtime/native/tests/mixer.cpp; tests/runtime/ops/test_native_recurrent.py.
 #pragma once
 
 #include "elementwise.h"
 
 namespace headrace::HEADRACE_ISA {
 
-// R rows of the state with one token. with: q . k.
+// R rows of the state, from `row` on, with one token. state: the head's (rows, dim); with: q . k. The state is read once for S k and S q:
+// y = S q of the new state is that of the old one plus value * with. A decay that is one number multiplies sums, not the state, until then.
 template <int R, bool kDelta, bool kPerKey>
 inline void recur_rows(const StateToken& t, float with, int64_t dim, int64_t row, float* state) {
   float* own = state + row * dim;
@@ -58,6 +66,7 @@ inline void recur(const StateToken& t, int64_t dim, int64_t rows, bool per_key, 
   }
 }
 
+// Weights (width, n), rows `ldw` floats apart; x[j] (n) is the input of width - 1 - j tokens ago.
 inline void convolve(const float* const* x, const float* weight, int64_t ldw, const float* bias, int64_t n, int64_t width, Act act,
                      float* out) {
   for (int64_t c = 0; c < n; c += W) {

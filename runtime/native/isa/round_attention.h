@@ -8,7 +8,7 @@
 // Not finite: NaN in a query or key, and an infinite squared length of a key, make its scale NaN; a value makes the shares
 // of its block NaN. An infinite query has the factor 0 and an infinite scale: its scores are infinite or NaN.
 //
-// Guards: runtime/native/tests/attention.cpp, with the error bounds of attention_bounds.h.
+// Guard: runtime/native/tests/attention.cpp, with the error bounds of attention_bounds.h.
 #pragma once
 
 #include "rounded.h"

@@ -6,6 +6,9 @@
 // 16 bits: the scale is the largest magnitude / 32767, so that a value moves by at most the 65534th part of it. 8 bits: the largest
 // magnitude / 127; but in some groups the largest (an outlier) has four bits more, so that the scale is the second largest / 127, or
 // the largest / 2032 if that is more. runtime.ops.reference.rounded_to_bytes defines it in Python.
+//
+// bands.cpp reads these rows. Guard: runtime/native/tests/projections.cpp; tests/runtime/ops/test_coarse_activations.py compares 8 bits
+// with the definition.
 #pragma once
 
 #include <utility>

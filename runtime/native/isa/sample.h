@@ -1,4 +1,6 @@
 // Passes over a row of logits, for core/sample.cpp. n is a multiple of kScorePad.
+//
+// Guard: runtime/native/tests/sampling.cpp; tests/runtime/ops/test_native_sampling.py.
 #pragma once
 
 #include "simd.h"

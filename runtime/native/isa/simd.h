@@ -5,6 +5,9 @@
 // for all.
 //
 // vf: W floats, vi: W dwords. load_first/store_first touch n <= W elements and fill with zeros.
+//
+// A function that kernels of every set call is needed in all three simd_*.h files.
+// Guard: runtime/native/tests/driver.cpp runs all C++ tests on every set that the processor has; sanitize.sh emulates aarch64.
 #pragma once
 
 #if defined(HEADRACE_AVX512)

@@ -1,6 +1,6 @@
 // Sixteen float lanes on AVX-512 (F, BW, DQ, VL and VNNI: servers since Cascade Lake, Zen 4 and 5).
 //
-// The three simd_*.h files define the same names; kernels are written once against them. See simd.h.
+// The three simd_*.h files define the same names; kernels are written once against them. simd.h names the guard.
 #pragma once
 
 #include <immintrin.h>

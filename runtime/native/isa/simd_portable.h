@@ -1,5 +1,5 @@
 // Four float lanes through the compiler's vector extensions: NEON on aarch64, SSE2 on any x86-64.
-// Same names as simd_avx512.h; see simd.h.
+// Same names as simd_avx512.h, which describes them; simd.h names the guard.
 #pragma once
 
 #if defined(__aarch64__)

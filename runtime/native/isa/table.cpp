@@ -1,4 +1,5 @@
-// The table of this instruction set's kernels.
+// The table of this instruction set's kernels, which core/dispatch.cpp chooses from. A new kernel is a field of Kernels (core/kernels.h)
+// and a row here, in the same order.
 #include "attend_rounded.h"
 #include "attention.h"
 #include "elementwise.h"

@@ -2,6 +2,11 @@
 //
 // Eight tiles of 16 rows of 16 dwords: tiles 0 to 3 are sums (rows of x by rows of weights), 4 and 5 rows of x, 6 and 7 weights, whose
 // rows are pairs of values and whose dwords are weight rows. Tiles 2, 3 and 5 belong to the second 16 rows of x.
+//
+//   tiles  0, 1   (first rows of x, 16 weight rows each)    4  (first rows of x, 16 pairs)    6, 7  (16 pairs, 16 weight rows each)
+//          2, 3   (second rows of x, 16 weight rows each)   5  (second rows of x, 16 pairs)
+//
+// Guard: tests/runtime/ops/test_tiles.py and runtime/native/tests/projections.cpp; "amx-emulated" runs on any AVX-512.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,6 @@
 // Rows of a matrix as floats in its format's order, always dequantized as fma(q, scale, offset).
+//
+// For floats.cpp and gemm.h. Guard: runtime/native/tests/projections.cpp (every format that is multiplied in floats).
 #pragma once
 
 #include "weights.h"
@@ -13,7 +15,8 @@ constexpr int64_t kScalesAhead = 256;
 // Rows whose vectors are made in turns, so that none waits for another's; where registers are few, row by row.
 constexpr int kSideBySide = W == 16 ? 4 : 1;
 
-// R rows, `apart` from each other, taken side by side. kAhead: each is read once, in order, so prefetch them.
+// R rows of w, row, row + apart, ..., taken side by side. kAhead: each is read once, in order, so prefetch them. `data`: bytes of the first
+// row; `stride`: bytes from a row to the next of the R.
 template <class F, int R, bool kAhead = false>
 struct RowReader {
   const Matrix& w;
@@ -29,7 +32,8 @@ struct RowReader {
         apart(distance),
         stride(matrix.row_bytes() * distance) {}
 
-  // use(b, step, r, vector) for every vector of the values [begin, end) of row r; begin where a block and a group begin.
+  // use(b, step, r, vector) for every vector of the values [begin, end) of row r: vector `step` of block b. begin: where a block and a
+  // group begin. Behind `end` a last, partial block has meaningless numbers, which meet zeros of prepared activations (prepare.h).
   template <class Use>
   [[gnu::always_inline]] inline void walk(int64_t begin, int64_t end, Use&& use) const {
     if constexpr (F::kBits == 0) {
@@ -119,7 +123,7 @@ struct RowReader {
   }
 };
 
-// Values [begin, end) of a row, as whole vectors.
+// out: values [begin, end) of a row in the format's order, as whole vectors of whole blocks.
 template <class F>
 inline void unpack_row(const Matrix& w, const Groups<F>& groups, int64_t row, int64_t begin, int64_t end, float* out) {
   const int64_t first = begin / F::kBlock;
