@@ -1,4 +1,4 @@
-// See attend_primitive.h.
+// Graph nodes of attention over caches and over given heads, and of rotation (attend_primitive.h).
 #include "attend_primitive.h"
 
 #include <cstring>

@@ -1,4 +1,7 @@
 // Attention with its cache write, as one node of MLX's lazy graph.
+//
+// B = batch, T = new tokens, N = rows of a pass, H and Hkv = query and key-value heads, D = head size, S = entries.
+// Guard: tests/runtime/ops/test_native_kernels.py (attend), test_passes.py (attend_pass) and test_native_recurrent.py (given heads).
 #pragma once
 
 #include <memory>
@@ -36,8 +39,8 @@ class AttentionPlan : public std::enable_shared_from_this<AttentionPlan> {
   std::vector<mx::array> vectors_;
 };
 
-// qkv (B, T, (H + 2 Hkv) * D) float32, or without the parts that the plan has none of; keys, values (B, Hkv, capacity, D), written in place -> out (B, T, H * D).
-// `first`: position of the buffers' first row. `prefill`: prompt tokens.
+// qkv (B, T, (H + 2 Hkv) * D) float32, or without the parts that the plan has none of; keys, values (B, Hkv, capacity, D), written in
+// place -> out (B, T, H * D). `offset`: position of the first token; `first`: of the buffers' first row. `prefill`: prompt tokens.
 mx::array attend(const mx::array& qkv, const mx::array& keys, const mx::array& values, int offset,
                  const std::shared_ptr<AttentionPlan>& plan, int first, bool prefill);
 

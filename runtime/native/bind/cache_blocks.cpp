@@ -1,4 +1,4 @@
-// See cache_blocks.h.
+// K/V memory of a pass's rows: checks of shapes and tables, and pointers to every block (cache_blocks.h).
 #include "cache_blocks.h"
 
 #include <algorithm>
@@ -16,6 +16,7 @@ void require(bool fits, const char* what) {
   if (!fits) throw std::invalid_argument(what);
 }
 
+// Keep an array alive with the cache; returns it, evaluated. The caller has reserved cache.arrays, so references stay valid.
 const mx::array& hold(CacheBlocks& cache, const mx::array& array) {
   cache.arrays.push_back(array);
   mx::array& held = cache.arrays.back();
@@ -24,7 +25,8 @@ const mx::array& hold(CacheBlocks& cache, const mx::array& array) {
   return held;
 }
 
-// Pointers to blocks stay valid: inner vectors keep their memory when the outer one grows.
+// Append a sequence, whose rows follow those so far. Pointers to blocks stay valid: inner vectors keep their memory when the outer one
+// grows.
 void add(CacheBlocks& cache, SequenceRows rows, std::vector<char*> blocks, int64_t whole_from) {
   rows.row = cache.rows;
   rows.blocks = blocks.data();
@@ -36,6 +38,7 @@ void add(CacheBlocks& cache, SequenceRows rows, std::vector<char*> blocks, int64
 
 int64_t blocks_for(int64_t entries) { return (entries + kBlock - 1) / kBlock; }
 
+// Bytes of a head's packed block: its keys, then its values.
 int64_t head_bytes(const Packings& packings, int64_t dim) {
   return PackedPart(packings.keys, dim).bytes + PackedPart(packings.values, dim).bytes;
 }
@@ -65,11 +68,14 @@ LayerBlocks contiguous_blocks(const mx::array& keys, const mx::array& values, co
   cache->type = type_of(keys.dtype());
   cache->arrays.reserve(2);
   char* base = const_cast<char*>(hold(*cache, keys).data<char>());
-  const int64_t apart = hold(*cache, values).data<char>() - base;
+  const int64_t apart = hold(*cache, values).data<char>() - base;  // from keys to values, the same for every block
   const int64_t row_bytes = plan.dim * size_of(cache->type), head_bytes = row_bytes * keys.shape(2);
   for (int64_t b = 0; b < batch; ++b) {
     std::vector<char*> blocks(static_cast<size_t>(blocks_for(end)));
     for (size_t i = 0; i < blocks.size(); ++i) {
+      // Row r of block i is position i * kBlock + r, which is row i * kBlock + r - first of the buffer. Blocks that begin before position
+      // `first` so begin before the buffer. Their rows there are not read: no query sees an entry before `first` (checked above for the
+      // first one, and first_seen grows with the position), and groups of entries are cut at SequenceRows::first (first_met).
       blocks[i] = base + b * plan.kv_heads * head_bytes + (static_cast<int64_t>(i) * kBlock - first) * row_bytes;
     }
     add(*cache, {.count = length, .offset = offset, .phase = phase, .first = first}, std::move(blocks), 0);
@@ -80,12 +86,14 @@ LayerBlocks contiguous_blocks(const mx::array& keys, const mx::array& values, co
 Pass::Pass(const std::vector<int>& counts, const std::vector<int>& offsets, const std::vector<bool>& prefill,
            const std::vector<Tables>& tables, const std::vector<std::vector<mx::array>>& slabs, const Packings& packings,
            const std::vector<int>& dims) {
+  // Arguments for each sequence and group.
   require(offsets.size() == counts.size() && prefill.size() == counts.size() && tables.size() == counts.size(),
           "every sequence needs a count, an offset, a phase and tables");
   counts_ = counts;
   for (const int count : counts) rows_ += count;
   require(packings.keys.bits == 0 || dims.size() == slabs.size(), "packed groups have a head size each");
   for (size_t group = 0; group < slabs.size(); ++group) {
+    // The sizes of a group, from its first slab: plain (blocks, layers, 2, Hkv, kBlock, D), or packed (blocks, layers, Hkv, bytes).
     auto cache = std::make_shared<CacheBlocks>();
     require(!slabs[group].empty(), "a group of layers has no slabs");
     const mx::Shape& shape = slabs[group][0].shape();
@@ -105,6 +113,8 @@ Pass::Pass(const std::vector<int>& counts, const std::vector<int>& offsets, cons
       cache->kv_heads = shape[3];
       cache->dim = shape[5];
     }
+
+    // Pointers to the blocks of all slabs: a block id counts through the slabs in order.
     cache->arrays.reserve(slabs[group].size());
     int64_t block_bytes = slabs[group][0].itemsize();
     for (size_t axis = 1; axis < shape.size(); ++axis) block_bytes *= shape[axis];
@@ -115,6 +125,9 @@ Pass::Pass(const std::vector<int>& counts, const std::vector<int>& offsets, cons
       char* base = const_cast<char*>(hold(*cache, slab).data<char>());
       for (int64_t i = 0; i < slab.shape(0); ++i) all.push_back(base + i * block_bytes);
     }
+
+    // Each sequence's blocks, by its table. An id below 0 is a block that was dropped: its pointer stays null. `layer` checks that no row of
+    // the sequence sees it or a block before it, since that depends on the layer's window.
     for (size_t i = 0; i < counts.size(); ++i) {
       require(counts[i] >= 1 && offsets[i] >= 0, "a sequence has one row or more, at a position");
       require(tables[i].size() == slabs.size(), "a sequence needs a table for every group of layers");
@@ -137,6 +150,8 @@ Pass::Pass(const std::vector<int>& counts, const std::vector<int>& offsets, cons
     }
     groups_.push_back(std::move(cache));
   }
+
+  // A mark for each row of a prompt, if there is any.
   if (std::find(prefill.begin(), prefill.end(), true) == prefill.end()) return;
   for (size_t i = 0; i < counts.size(); ++i) {  // last: the tables bound the counts
     of_prompts_.insert(of_prompts_.end(), static_cast<size_t>(counts[i]), prefill[i] ? 1 : 0);
@@ -152,6 +167,7 @@ LayerBlocks Pass::layer(int group, int index, const AttendCall& plan) const {
     require(cache->whole_from[i] <= first_seen(plan, cache->sequences[i].offset) / kBlock,
             "block table lacks a block that its sequence sees");
   }
+  // Offsets from the beginning of a block, in bytes. Packed: (layers, Hkv, keys then values). Plain: (layers, 2, Hkv, kBlock, D).
   if (cache->packings.keys.bits != 0) {
     const int64_t each = head_bytes(cache->packings, cache->dim), keys_at = index * cache->kv_heads * each;
     return {cache, keys_at, keys_at + PackedPart(cache->packings.keys, cache->dim).bytes, each};
@@ -187,7 +203,7 @@ void write_block(const mx::array& slab, int block, const mx::array& entries) {
   if (entries.size() == 0) return;
   const mx::array from = settled(entries);
   const int64_t row = slab.shape(5) * static_cast<int64_t>(slab.itemsize());
-  const int64_t here = row * entries.shape(3), apart = row * slab.shape(4);
+  const int64_t here = row * entries.shape(3), apart = row * slab.shape(4);  // bytes of a head: of the entries, and of a whole block
   const int64_t heads = static_cast<int64_t>(slab.shape(1)) * 2 * slab.shape(3);
   char* to = const_cast<char*>(slab.data<char>()) + block * heads * apart;
   for (int64_t i = 0; i < heads; ++i) {
@@ -203,6 +219,7 @@ mx::array cut_block(const mx::array& block, int entries, const Packings& packing
   mx::array cut(allocated(from.nbytes()), from.shape(), mx::uint8);
   char* to = cut.data<char>();
   std::memcpy(to, from.data<char>(), from.nbytes());
+  // An entry's bytes are all over the block (core/packed.h), so rows of zeros are packed over it.
   const Kernels& kernels = best_kernels();
   const std::vector<float> zeros(static_cast<size_t>(dim), 0.0f);
   for (size_t at = 0; at < from.nbytes(); at += static_cast<size_t>(each)) {

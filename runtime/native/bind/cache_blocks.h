@@ -1,6 +1,9 @@
 // K/V memory of a pass's rows, for graph nodes that append to it. The arrays are no inputs of the nodes, since handles on all of them
 // in every step cost more than a small model's attention. Nodes write in place in the order of evaluation; caches ensure that this
 // is the order of the tokens.
+//
+// A block has kBlock (128) entries. B = batch, Hkv = key-value heads, D = head size. core/packed.h has the layout of packed blocks.
+// Guard: tests/runtime/ops/test_passes.py, also for wrong tables and slabs; tests/fuzz/targets/kernels.py.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +19,12 @@ namespace mx = mlx::core;
 
 // The rows of a pass with their blocks, kept alive until the last node has run.
 struct CacheBlocks {
-  std::vector<mx::array> arrays;
-  std::vector<std::vector<char*>> blocks;  // per sequence
+  std::vector<mx::array> arrays;           // the memory: two buffers, or slabs
+  std::vector<std::vector<char*>> blocks;  // per sequence, in order of positions; nullptr for one that is missing
   std::vector<SequenceRows> sequences;
   std::vector<int64_t> whole_from;  // per sequence: first block from which on none is missing
-  int64_t rows = 0;
-  Type type = Type::f32;
+  int64_t rows = 0;        // of all sequences
+  Type type = Type::f32;   // of plain entries
   Packings packings;  // if they pack, blocks are bytes
   int64_t layers = 1, kv_heads = 0, dim = 0;
 
@@ -29,11 +32,12 @@ struct CacheBlocks {
   CacheBlocks(const CacheBlocks&) = delete;  // sequences point into blocks
 };
 
-// The blocks of one layer.
+// The blocks of one layer. Bytes: from a block's beginning to the layer's keys and to its values of the first head, and from head to head.
 struct LayerBlocks {
   std::shared_ptr<const CacheBlocks> cache;
   int64_t keys_at = 0, values_at = 0, head_bytes = 0;
 
+  // Sets the sequences, and where their keys and values are.
   void describe(AttendCall& call) const;
 };
 

@@ -1,4 +1,4 @@
-// See embed_primitive.h.
+// The graph node of embedding lookup (embed_primitive.h).
 #include "embed_primitive.h"
 
 #include <limits>

@@ -1,4 +1,4 @@
-// Embedding lookup as a node of MLX's lazy graph.
+// Embedding lookup as a node of MLX's lazy graph. Guard: tests/runtime/ops/test_native_kernels.py.
 #pragma once
 
 #include <memory>

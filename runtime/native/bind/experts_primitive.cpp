@@ -1,4 +1,4 @@
-// See experts_primitive.h.
+// Graph nodes of experts: a feed-forward, and products with chosen matrices (experts_primitive.h).
 #include "experts_primitive.h"
 
 #include <stdexcept>

@@ -1,4 +1,4 @@
-// A feed-forward of experts as a node of MLX's lazy graph.
+// A feed-forward of experts as a node of MLX's lazy graph. Guard: tests/runtime/ops/test_native_experts.py.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// See gated_primitive.h.
+// The graph node of activations of gated units (gated_primitive.h).
 #include "gated_primitive.h"
 
 #include <memory>

@@ -1,4 +1,4 @@
-// Activations of gated units as nodes of MLX's lazy graph.
+// Activations of gated units as nodes of MLX's lazy graph. Guard: tests/runtime/ops/test_native_recurrent.py.
 #pragma once
 
 #include <optional>

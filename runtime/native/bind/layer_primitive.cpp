@@ -1,4 +1,4 @@
-// See layer_primitive.h.
+// The graph node of all decoder layers: the calls of a layer, and checks of its parameters (layer_primitive.h).
 #include "layer_primitive.h"
 
 #include <algorithm>
@@ -192,7 +192,7 @@ void run_feed_forward(const LayerPlan& plan, const LayerMemory& memory, const Li
 }
 
 // The calls of a layer, in order; `out` may be `x`. `after` is the next layer, or nullptr. tokens: rows of x, of which `wanted` are
-// computed.
+// computed. x (tokens, E), out (wanted, E).
 void run_layer(const LayerPlan& plan, const LayerPlan* after, const LayerMemory& memory, int64_t tokens, const float* x, float* out) {
   Pool& pool = Pool::shared();
   const Kernels& kernels = best_kernels();
@@ -201,6 +201,8 @@ void run_layer(const LayerPlan& plan, const LayerPlan* after, const LayerMemory&
   float* heads = scratch(Slot::heads, tokens * plan.output->view().k);
   float* branch = plan.has_branch() ? scratch(Slot::branch, rows * plan.qkv->view().k) : nullptr;
 
+
+  // Every call is described first, from the last to the first, since each names the one after it for prefetch.
   LinearCall following, gate_up, down, own_gate, own_projection;
   if (after != nullptr) following.w = after->qkv->view();
   const LinearCall *next = after != nullptr ? &following : nullptr, *last = next;
@@ -231,6 +233,8 @@ void run_layer(const LayerPlan& plan, const LayerPlan* after, const LayerMemory&
   if (plan.mixer == nullptr) output.prompts = qkv.prompts = memory.prompts;
   gate_up.prompts = down.prompts = memory.prompts;
   output.rounding = qkv.rounding = gate_up.rounding = down.rounding = memory.rounding;
+
+  // Attention or the mixer, and its output projection; with `mixer_in` both, added up.
   run_mixing(plan, memory, qkv, output, heads);
   if (plan.mixer_in == nullptr && rows == 0) return;
   if (plan.mixer_in == nullptr) {
@@ -252,6 +256,8 @@ void run_layer(const LayerPlan& plan, const LayerPlan* after, const LayerMemory&
   }
   add_other_part(plan, memory, plan.attention_post == nullptr ? out : branch);
   if (plan.attention_post != nullptr) add_normed(plan, rows, branch, plan.attention_post, x, 1.0f, out);
+
+  // The feed-forward, then the layer's own input.
   run_feed_forward(plan, memory, last, gate_up, down, branch, out);
   if (plan.own_gate == nullptr) return;
   run_linear(pool, kernels, own_gate);
@@ -272,8 +278,9 @@ int64_t inputs_of(const std::vector<Layer>& layers) {
   return sum;
 }
 
-// Input and output: x; the input may have the layers' own inputs behind its E numbers, and the output has its first rows. Layers with a mixer have further inputs, the states of all sequences, and outputs: their new states, and the
-// mixer's inputs of the first `kept` rows, if any. counts: rows of each sequence. prompts: see LinearCall, or empty.
+// Input and output: x; the input may have the layers' own inputs behind its E numbers, and the output has its first rows. Layers with a
+// mixer have further inputs, the states of all sequences, and outputs: their new states, and the mixer's inputs of the first `kept` rows,
+// if any. counts: rows of each sequence. prompts: see LinearCall, or empty.
 class Layers : public Node {
  public:
   Layers(mx::Stream stream, std::vector<Layer> layers, std::vector<int> counts, int kept, std::vector<uint8_t> prompts, int rounding,

@@ -2,6 +2,9 @@
 //
 // The node runs the five calls of each layer in a single task, with intermediate rows in the task's buffers. Five nodes per layer cost
 // more in graph building and dispatch than attention, and fill MLX's queue, so that no step could be built ahead.
+//
+// A new kind of layer is a parameter of LayerPlan (with a check of its shapes), a call of run_layer, and a field of the plan in
+// runtime/ops/native_plans.py. Guard: tests/runtime/ops/test_passes.py (a network together and alone); tests/parity/test_numpy_decoder.py.
 #pragma once
 
 #include <memory>
@@ -67,10 +70,10 @@ class LayerPlan : public std::enable_shared_from_this<LayerPlan> {
 
 // x (B, T, E) float32; keys, values: per layer (B, Hkv, capacity, D), written in place, their first rows the positions
 // `firsts` (empty: 0) -> x (B, T, E). With layers that have an input of their own, the input x has those of all layers behind its E
-// numbers. `prefill`: prompt tokens. `rounding`: bits of prompts' rows, 16 or 8, in products with the weights of
-// attention and of a dense feed-forward; for 16 they are in halves where there are tiles. wanted: rows of the result, the first of x; all if negative. Other rows append K/V and
-// advance states. peer: the rank with the other part of each layer; both parts are summed behind attention and feed-forward, and rank 0's
-// has the residual.
+// numbers. `prefill`: prompt tokens. `rounding`: bits of prompts' rows, 16 or 8, in products with the weights of attention and of a dense
+// feed-forward; for 16 they are in halves where there are tiles. wanted: rows of the result, the first of x; all if negative. Other rows
+// append K/V and advance states. peer: the rank with the other part of each layer; both parts are summed behind attention and feed-forward,
+// and rank 0's has the residual.
 mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const std::vector<mx::array>& values, int offset,
                  const std::vector<std::shared_ptr<LayerPlan>>& plans, const std::vector<int>& firsts, bool prefill,
                  int rounding, int wanted = -1, const std::shared_ptr<Peer>& peer = nullptr);

@@ -1,4 +1,4 @@
-// See linear_primitive.h. A node dispatches one task; the task runs on the stream's thread and the pool.
+// Graph nodes of projections and norms (linear_primitive.h). A node dispatches one task; the task runs on the stream's thread and the pool.
 #include "linear_primitive.h"
 
 #include <stdexcept>

@@ -1,4 +1,6 @@
-// Projections as nodes of MLX's lazy graph.
+// Projections and norms as nodes of MLX's lazy graph.
+//
+// Guard: tests/runtime/ops/test_native_kernels.py; test_coarse_activations.py and test_tiles.py for other roundings.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// See matrix_handle.h.
+// A projection's arrays: checks of shapes and formats, and the move to the kernels' layout (matrix_handle.h).
 #include "matrix_handle.h"
 
 #include <stdexcept>

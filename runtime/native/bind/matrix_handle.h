@@ -1,4 +1,6 @@
 // A projection's arrays, evaluated and contiguous, alive as long as any graph node needs them.
+//
+// Guard: tests/runtime/ops/test_native_weights.py (layout, memory), test_native_kernels.py (formats) and test_native_lifetime.py.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// See mixer_primitive.h.
+// The graph node of recurrent token mixing, and checks of a mixer's sizes and vectors (mixer_primitive.h).
 #include "mixer_primitive.h"
 
 #include <cmath>

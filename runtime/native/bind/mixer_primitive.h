@@ -1,4 +1,6 @@
-// A layer's recurrent token mixing as a node of MLX's lazy graph: core/mixer.h has shapes and formulas.
+// A layer's recurrent token mixing as a node of MLX's lazy graph: core/mixer.h has a table of kinds, shapes and fields.
+//
+// Guard: tests/runtime/ops/test_native_recurrent.py, also for sizes that do not fit.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,5 @@
-// The Python module headrace.runtime._native. Its stub is runtime/_native.pyi.
+// The Python module headrace.runtime._native. Its stub is runtime/_native.pyi: a changed signature changes both. runtime/ops/native.py and
+// native_plans.py are the main callers.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>

@@ -1,4 +1,4 @@
-// Base of headrace's graph nodes: CPU only, no gradients.
+// Base of headrace's graph nodes: CPU only, no gradients. A node's eval_cpu allocates outputs and dispatches one task to its stream.
 #pragma once
 
 #include <stdexcept>

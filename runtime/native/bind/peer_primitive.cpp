@@ -1,4 +1,4 @@
-// See peer_primitive.h.
+// Collectives of two ranks: the graph node, and the exchange over a socket (peer_primitive.h).
 #include "peer_primitive.h"
 
 #include <poll.h>

@@ -3,6 +3,8 @@
 // MLX's ring hands each message to three threads in turn and exchanges a sum in two rounds; on an idle machine that takes several times
 // as long as the exchange itself. Here the thread that needs the sum sends, receives and adds, in one round.
 // Contract: both ranks call the same collectives in the same order. A call may send on one stream and receive on another.
+//
+// Guard: tests/runtime/ranks/test_peer.py.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// See sample_primitive.h.
+// The graph node of token selection (sample_primitive.h).
 #include "sample_primitive.h"
 
 #include <memory>

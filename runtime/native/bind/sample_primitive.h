@@ -1,4 +1,4 @@
-// Token selection as a node of MLX's lazy graph.
+// Token selection as a node of MLX's lazy graph. Guard: tests/runtime/ops/test_native_sampling.py.
 #pragma once
 
 #include <cstdint>

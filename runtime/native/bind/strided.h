@@ -1,4 +1,4 @@
-// Reading arrays that are not row-contiguous: broadcast, sliced or transposed inputs.
+// Reading arrays that are not row-contiguous: broadcast, sliced or transposed inputs. Every node reads its inputs by it.
 #pragma once
 
 #include <cstring>
@@ -40,6 +40,7 @@ class Rows {
   }
 
  private:
+  // Copy the elements of axes [axis, ...) at `from` in row order; returns the end of what was written. Strides are in elements.
   char* copy_axis(size_t axis, const char* from, char* out) const {
     if (axis == shape_.size()) {
       std::memcpy(out, from, item_);

@@ -1,4 +1,4 @@
-// See weight_arena.h.
+// Slabs of huge pages for weights, and aligned memory for caches (weight_arena.h).
 #include "weight_arena.h"
 
 #include <sys/mman.h>

@@ -2,6 +2,8 @@
 //
 // With 4 KiB pages a step misses the TLB for every page of the weights, and MLX's allocator puts arrays 8 bytes past a cache line, so
 // that 64-byte loads touch two lines. Weights are moved once, at load.
+//
+// Guard: tests/runtime/ops/test_native_weights.py (slabs are filled and freed).
 #pragma once
 
 #include "mlx/allocator.h"
