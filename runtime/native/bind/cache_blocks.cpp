@@ -126,8 +126,8 @@ Pass::Pass(const std::vector<int>& counts, const std::vector<int>& offsets, cons
       for (int64_t i = 0; i < slab.shape(0); ++i) all.push_back(base + i * block_bytes);
     }
 
-    // Each sequence's blocks, by its table. An id below 0 is a block that was dropped: its pointer stays null. `layer` checks that no row of
-    // the sequence sees it or a block before it, since that depends on the layer's window.
+    // Each sequence's blocks, by its table. An id below 0 is a block that was dropped: its pointer stays null. `layer` checks that no row
+    // of the sequence sees it or a block before it, since that depends on the layer's window.
     for (size_t i = 0; i < counts.size(); ++i) {
       require(counts[i] >= 1 && offsets[i] >= 0, "a sequence has one row or more, at a position");
       require(tables[i].size() == slabs.size(), "a sequence needs a table for every group of layers");

@@ -1,5 +1,17 @@
 // Recurrent token mixing against the same recurrence in double precision: every kind and norm, odd sizes, several sequences; and that
-// a token has the same bits however its prompt is cut.
+// a token has the same bits however its prompt is cut. core/mixer.h has the rows, states and fields of every kind.
+//
+// The oracle is Sequence::token, one token at a time, with the state S of a head as (rows, dim) and t[j] the taps:
+//
+//   conv    x' = B * x;  y = C * (sum over j of t[j] x'[j - width + 1] + bias);  not gated: y = act(convolved x)
+//   delta   q, k, v = silu(convolved), q and k of length 1, q / sqrt(D);  S = S exp(rate softplus(a + step_bias));
+//           S += most_beta sigmoid(b) (v - S k) k^T;  y = norm(S q) silu(z)
+//   kda     the same with a step for each column of S, and y = norm(S q) sigmoid(z)
+//   ssm     step = clamp(softplus(a + step_bias));  S = S exp(rate step) + step v k^T;  y = norm((S q + skip v) silu(z))
+//   scan    step = softplus(step);  S = S exp(rate step) + step x B;  y = (S C + skip x) silu(z)
+//   wkv     S = S w' - (S u) (u rate)^T + v k'^T;  y = (LayerNorm(S r) + (r . bonus k') v) g, with u = removed_key k of length 1,
+//           rate = sigmoid(a), k' = k (1 + (rate - 1) key_rate) and w' = exp(-exp(-1/2) sigmoid(w))
+//   shift   y[h] = x + (before - x) taps[h]
 #include "../core/mixer.h"
 
 #include <algorithm>
@@ -19,8 +31,10 @@ struct Case {
   MixerKind kind = MixerKind::delta;
   int64_t heads = 4, key_heads = 2, dim = 16, rows = 37, width = 4;
   int64_t norm_size = 0;  // 0: none
+  // With what a kind may lack. conv: tap_bias, and silu if not gated; delta, kda: tap_bias, and most_beta 2 instead of 1; ssm: tap_bias and
+  // skip; scan: skip; wkv: mixes_values; shift: nothing.
   bool biased = true;
-  bool gated = true;
+  bool gated = true;  // conv only
 };
 
 // A mixer's vectors, in memory of just their size.
@@ -87,7 +101,7 @@ struct Sequence {
   const MixerShape& s;
   std::vector<double> state;
 
-  // The inputs of the last `width` tokens with this one, convolved.
+  // The inputs (C) of the last `width` tokens with this one, convolved: (C). The state's inputs move on by one.
   std::vector<double> convolved(const std::vector<double>& input) {
     const int64_t channels = s.channels(), before = s.width - 1;
     std::vector<double> out(static_cast<size_t>(channels));
@@ -101,6 +115,7 @@ struct Sequence {
     return out;
   }
 
+  // RMSNorm of y (n) in place.
   void normalize(double* y, int64_t n, const float* weight) const {
     double squares = 0;
     for (int64_t i = 0; i < n; ++i) squares += y[i] * y[i];
@@ -108,6 +123,7 @@ struct Sequence {
     for (int64_t i = 0; i < n; ++i) y[i] *= factor * weight[i];
   }
 
+  // scan.
   std::vector<double> scanned(const float* x) {
     const int64_t channels = s.heads, numbers = s.dim;
     const float *b = x + 3 * channels, *c = b + numbers;
@@ -125,6 +141,7 @@ struct Sequence {
     return y;
   }
 
+  // wkv: what the state has for a key is replaced. `added`: k', `unit`: u, `rate` and `decay` (w') as above, all of one head.
   std::vector<double> replaced(const float* x) {
     const int64_t dim = s.dim, width = s.inner();
     std::vector<double> y(static_cast<size_t>(width)), decay(static_cast<size_t>(dim)), added = decay, unit = decay, rate = decay;
@@ -144,6 +161,7 @@ struct Sequence {
         share += r[d] * added[d] * s.wkv.bonus[from + d];
       }
       for (double& value : unit) value /= std::max(std::sqrt(squares), 1e-7);
+      // A row of the state for each number of v.
       for (int64_t row = 0; row < dim; ++row) {
         double* own = state.data() + (from + row) * dim;
         double seen = 0;
@@ -153,6 +171,7 @@ struct Sequence {
           y[from + row] += own[d] * r[d];
         }
       }
+      // LayerNorm of the head, then the token's own value and the gate.
       double mean = 0, variance = 0;
       for (int64_t d = 0; d < dim; ++d) mean += y[from + d] / static_cast<double>(dim);
       for (int64_t d = 0; d < dim; ++d) variance += (y[from + d] - mean) * (y[from + d] - mean) / static_cast<double>(dim);
@@ -165,6 +184,7 @@ struct Sequence {
     return y;
   }
 
+  // shift.
   std::vector<double> shifted(const float* x) {
     std::vector<double> y;
     for (int64_t i = 0; i < s.inner(); ++i) {
@@ -175,6 +195,7 @@ struct Sequence {
     return y;
   }
 
+  // The result (inner()) of a projected row x, of any kind; the state moves on.
   std::vector<double> token(const float* x) {
     if (s.kind == MixerKind::shift) return shifted(x);
     if (s.kind == MixerKind::scan) return scanned(x);
@@ -208,6 +229,7 @@ struct Sequence {
     return y;
   }
 
+  // delta, kda and ssm: y (rows) of one head, before norm and gate. mixed: (C) convolved and activated.
   void recur(const float* x, const std::vector<double>& mixed, int64_t head, double* y) {
     const int64_t key = head / (s.heads / s.key_heads) * s.dim;
     std::vector<double> q(mixed.begin() + key, mixed.begin() + key + s.dim), k = q;
@@ -243,6 +265,7 @@ struct Sequence {
   }
 };
 
+// Each number within kBound of the largest.
 void compare(const float* got, const std::vector<double>& wanted, const char* what, const char* where) {
   double largest = 0;
   for (const double value : wanted) largest = std::max(largest, std::fabs(value));
@@ -257,6 +280,7 @@ struct Mixed {
   std::vector<Guarded> states;
 };
 
+// The kernels' results for sequences of `counts` rows of x each, from `states`.
 Mixed run(const Kernels& kernels, const MixerShape& shape, const float* x, const std::vector<int64_t>& counts,
           const std::vector<const float*>& states) {
   int64_t tokens = 0;
@@ -278,6 +302,7 @@ Mixed run(const Kernels& kernels, const MixerShape& shape, const float* x, const
   return mixed;
 }
 
+// All sequences in one call against the oracle; then each alone, token by token, against the same bits.
 void test_case(const Kernels& kernels, const Case& c, const std::vector<int64_t>& counts) {
   const Layer layer(c);
   const MixerShape& s = layer.shape;
