@@ -25,6 +25,7 @@ from headrace.runtime.errors import UnsupportedModelError
 _UNGATED_GELU: dict[str, Activation] = {
     "gelu": "erf_gelu", "gelu_new": "tanh_gelu", "gelu_fast": "tanh_gelu", "gelu_pytorch_tanh": "tanh_gelu",
 }  # fmt: skip
+_BLOCK_HEADS = 16  # of which head sizes are multiples, as `attention_plan` of `runtime.ops.native_plans` asks for
 # "mrope" has separate axes for time, height and width, which are equal for text.
 _ROPES = ("default", "linear", "llama3", "yarn", "longrope", "mrope", "proportional")
 
@@ -112,7 +113,8 @@ def _runs(fields: Fields, architecture: Architecture, family: Family, ropes: tup
     if mixer is None:
         return True
     head_dim = head_size(fields) if architecture.latent is None else architecture.latent(fields).head_dim
-    return mixer.fits and head_dim % 16 == 0  # recurrent state is kept next to blocks only
+    # Recurrent state is kept next to blocks only, and the kernels read blocks of these head sizes only.
+    return mixer.fits and head_dim % _BLOCK_HEADS == 0
 
 
 def _refuse_other(config: Mapping[str, object], architecture: Architecture) -> None:

@@ -7,6 +7,8 @@ tokens each. `edit`: a workload answered greedily with and without speculation; 
 x4` by four sequences.
 
 Saved runs are compared by these names (`Test.name` and the depth), so a name may not change.
+
+Guards: tests/app/bench/measure/test_plan.py, and test_own.py there for the room of a batch.
 """
 
 from collections.abc import Sequence
@@ -88,7 +90,9 @@ class Test:
     def tokens(self) -> int:
         """Cache entries at the end, and one more for the last step of a prefill test.
 
-        In a batch the first sequences decode while the last ones prefill; the bound includes that.
+        In a batch the first sequences decode while the last ones prefill; the bound includes that. A pass has SMALLEST
+        prompt tokens or more, so a prompt takes depth / SMALLEST passes, rounded up, in each of which the first
+        sequence decodes a token. The second SMALLEST is room beyond that, for rounding and passes in between.
         """
         tokens = self.depth + self.prompt + self.generate + 1
         if self.batch > 1:

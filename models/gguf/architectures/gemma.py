@@ -27,11 +27,12 @@ from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.rope import ROPE_FACTORS
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
-# Layer counts of the two sizes that scale queries by the width per head instead of the head size.
-_GEMMA2_WIDE = 46
-_GEMMA3_WIDE = 62
-_GEMMA3_PATTERN = 6
-_GEMMA2_WINDOW = 4096
+# Layer counts of the two sizes that scale queries by the width per head instead of the head size. A GGUF does not state
+# the scale; config.json does, as `query_pre_attn_scalar`.
+_GEMMA2_WIDE = 46  # 27B: 4608 / 32 heads = 144
+_GEMMA3_WIDE = 62  # 27B: 5376 / 32 heads = 168
+_GEMMA3_PATTERN = 6  # layers, of which the last has no window; where the file is silent
+_GEMMA2_WINDOW = 4096  # tokens, likewise
 _SLIDING = layer_type(True)
 _FULL = layer_type(False)
 
@@ -206,7 +207,7 @@ _INPUTS = {
     "post_norm": TensorRule("post_per_layer_input_norm", "hidden"),
 }
 
-_CLIP = 120.0  # of the coefficients of updates, which the file does not state
+_CLIP = 120.0  # of the coefficients of updates, which the file does not state; `altup_coef_clip` in config.json
 _STREAMS = 4  # of Gemma 3n's alternating updates
 
 
@@ -230,7 +231,7 @@ def _gemma3n(metadata: Metadata, file: Contents, config: Config) -> Entries:
         "layer_types": [layer_type(slides) for slides in windowed],
         # Share of values below so many standard deviations of a normal distribution
         "activation_sparsity_pattern": [0.5 + 0.5 * math.erf(scale / math.sqrt(2)) for scale in scales],
-        "altup_active_idx": metadata.integer("{arch}.altup.active_idx", 0, maximum=3),
+        "altup_active_idx": metadata.integer("{arch}.altup.active_idx", 0, maximum=_STREAMS - 1),
     }
 
 
