@@ -65,6 +65,7 @@ struct Routing {
     for (int64_t k = token * active; k < (token + 1) * active; ++k) shares[k] *= rule.expert_scale[chosen[k]];
   }
 
+  // By the softmax of logits, without correction and groups. Its sum is over the chosen experts if `normalized`, else over all.
   void choose_plainly(const float* logits, int64_t token, bool normalized, const RouterRule& rule) {
     int32_t* best = best_of(logits, token);
     const float top = logits[best[0]];
@@ -78,6 +79,7 @@ struct Routing {
     for (int64_t k = 0; k < active; ++k) share[k] = share[k] / total * rule.scale;
   }
 
+  // By a rule that is not plain(): scores of all experts, and ranks, which are scores with the correction.
   void choose_by(const float* logits, int64_t token, bool normalized, const RouterRule& rule) {
     float* scores = scratch(Slot::rows, 2 * experts);
     float* ranks = scores + experts;
@@ -123,6 +125,7 @@ struct Routing {
     }
   }
 
+  // Order the pairs by expert, then by token (a counting sort): pair_of, token_of, group and begin from `chosen`.
   void order() {
     std::fill(group, group + experts, 0);  // tokens of each expert, at first
     for (int64_t i = 0; i < pairs(); ++i) ++group[chosen[i]];
@@ -161,8 +164,10 @@ struct Prepared {
   int64_t stride;
 };
 
+// Whether rows that are prepared for one matrix suit the other.
 bool alike(const Matrix& a, const Matrix& b) { return a.bits == b.bits && a.group == b.group && a.rounds() == b.rounds(); }
 
+// x (rows, K), normalized if there is a norm, prepared for w in a slot of scratch.
 Prepared prepare(Pool& pool, const Kernels& kernels, const Matrix& w, const float* x, int64_t rows, const float* norm,
                  float eps, Slot slot) {
   const int64_t stride = kernels.prepared_size(w);
@@ -216,12 +221,13 @@ class Gathered {
   float* copy_ = nullptr;
 };
 
+// Add the bias of weight rows [row, row + n) to product (n), if w has one.
 void add_bias(const Matrix& w, int64_t row, int64_t n, float* product) {
   if (w.bias == nullptr) return;
   for (int64_t i = 0; i < n; ++i) product[i] += w.bias[row + i];
 }
 
-// inner (pairs, F) = act(gate) * up, or act(up).
+// inner (pairs, F) = act(gate) * up, or act(up). A task has columns [at, at + n) of a group's expert, for all of its tokens.
 void run_gated(Pool& pool, const Kernels& kernels, const ExpertsCall& call, const Routing& routing, Prepared gate_x,
                Prepared up_x, float* inner) {
   const int64_t width = call.inner();
@@ -354,6 +360,7 @@ void run_router(Pool& pool, const Kernels& kernels, const ExpertsCall& call, con
   run_linear(pool, kernels, router);
 }
 
+// At most kMostPairs pairs of a call: choose, order, gate and up, then down.
 void run_some(Pool& pool, const Kernels& kernels, const ExpertsCall& call, const float* x, int64_t rows, float* out) {
   float* logits = scratch(Slot::logits, rows * call.experts());
   run_router(pool, kernels, call, x, rows, logits);
@@ -383,6 +390,7 @@ void run_some(Pool& pool, const Kernels& kernels, const ExpertsCall& call, const
   }
 }
 
+// At most kMostPairs pairs of a call, from `first` on. An expert outside the stack is computed as expert 0, and its result replaced by NaN.
 void run_some_products(Pool& pool, const Kernels& kernels, const ExpertProducts& call, int64_t first, int64_t pairs) {
   const Matrix& w = call.w;
   const int64_t width = call.width(), rows = pairs / call.active;

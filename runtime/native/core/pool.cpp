@@ -21,6 +21,7 @@ constexpr uint64_t kEpochMask = 0xffffff;
 constexpr int kPauses = 300;                         // a few microseconds, then yield between looks
 constexpr std::chrono::microseconds kStayAwake{80};  // then sleep
 
+// A Range in one word: epoch, end and begin of the tasks left.
 constexpr uint64_t pack(uint64_t epoch, uint64_t begin, uint64_t end) {
   return epoch << (2 * kTaskBits) | end << kTaskBits | begin;
 }
@@ -40,7 +41,7 @@ bool Tasks::next() {
     return true;
   }
   if (pool_ == nullptr) return ++index_ < count_;
-  if (index_ >= 0) ++done_;
+  if (index_ >= 0) ++done_;  // the task that ends here
   if (pool_->claim_own(*this, false) || pool_->claim_others(*this)) return true;
   pool_->unfinished_.fetch_sub(done_, std::memory_order_acq_rel);  // once per thread: all threads write to this cache line
   return false;
@@ -74,10 +75,13 @@ void Pool::after_fork() {
   pool.set_threads(threads);
 }
 
+// Claims the first task left in the thread's own range. any_epoch: of whichever region it is (a worker's first claim); else only of the
+// region of `tasks`, whose epoch keeps a late worker from the tasks of the next one.
 bool Pool::claim_own(Tasks& tasks, bool any_epoch) {
   std::atomic<uint64_t>& own = ranges_[tasks.number_].left;
   uint64_t range = own.load(std::memory_order_acquire);
   while (begin_of(range) < end_of(range) && (any_epoch || epoch_of(range) == tasks.epoch_)) {
+    // `begin` has the lowest bits, so + 1 takes the first task.
     if (own.compare_exchange_weak(range, range + 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
       tasks.pool_ = this;
       tasks.epoch_ = epoch_of(range);
@@ -88,6 +92,7 @@ bool Pool::claim_own(Tasks& tasks, bool any_epoch) {
   return false;
 }
 
+// Claims the last task left in another thread's range of the same region, beginning with the next thread's.
 bool Pool::claim_others(Tasks& tasks) {
   const int sharing = sharing_.load(std::memory_order_relaxed);
   for (int step = 1; step <= sharing; ++step) {
@@ -117,6 +122,8 @@ void Pool::run_region(int64_t tasks, Call call, void* context, bool worth_sharin
     clock.wall.fetch_add(now - began, std::memory_order_relaxed);
     clock.waiting.fetch_add(now - own_end, std::memory_order_relaxed);
   };
+
+  // Alone: too little work, too many tasks for a Range, or another thread has the pool.
   if (tasks == 1 || !worth_sharing || threads == 1 || tasks > static_cast<int64_t>(kTaskMask) || !lock.try_lock()) {
     Tasks alone;
     alone.count_ = tasks;
@@ -124,6 +131,8 @@ void Pool::run_region(int64_t tasks, Call call, void* context, bool worth_sharin
     if (measures) note(nanoseconds());
     return;
   }
+
+  // Publish the region. The ranges come last: a worker that claims from one sees call_, context_ and unfinished_.
   if (started_ < threads - 1) start_workers(threads - 1);
   call_ = call;
   context_ = context;
@@ -135,10 +144,14 @@ void Pool::run_region(int64_t tasks, Call call, void* context, bool worth_sharin
     const auto begin = static_cast<uint64_t>(tasks * i / sharing), end = static_cast<uint64_t>(tasks * (i + 1) / sharing);
     ranges_[i].left.store(pack(epoch_, begin, end), std::memory_order_seq_cst);
   }
+  // A worker counts itself as asleep, then looks for tasks; here tasks come first, then the count. So one of both sees the other. The lock
+  // makes sure that a worker that has looked is waiting.
   if (sleepers_.load(std::memory_order_seq_cst) > 0) {
     { std::lock_guard<std::mutex> guard(sleep_mutex_); }
     wake_.notify_all();
   }
+
+  // Take part, then wait for the tasks of others.
   Tasks mine;
   mine.pool_ = this;
   mine.epoch_ = epoch_;
@@ -178,6 +191,7 @@ void Pool::start_workers(int wanted) {
   }
 }
 
+// The life of a worker.
 void Pool::work(int number) {
   for (;;) {
     wait_for_tasks(number);
@@ -201,6 +215,7 @@ bool Pool::has_tasks(int number) const {
   return begin_of(range) < end_of(range);
 }
 
+// Returns once the worker's own range has tasks: looks, then yields between looks for kStayAwake, then sleeps.
 void Pool::wait_for_tasks(int number) {
   for (int spin = 0; spin < kPauses; ++spin) {
     if (has_tasks(number)) return;

@@ -50,7 +50,8 @@ template <class Body>
   }
 }
 
-// Strides in bytes of the words and scales of bands read side by side.
+// A band's words, scales and offsets, and the strides in bytes to those of the next band, which are read side by side. Without offsets
+// `offsets` is `scales`, so that it may be prefetched.
 struct Streams {
   const char* words;
   const char* scales;
@@ -65,6 +66,7 @@ struct Streams {
     offsets = w.offsets == nullptr ? scales : static_cast<const char*>(w.offsets) + band * scales_apart;
   }
 
+  // Prefetch the whole band.
   void request_all() const {
     for (int64_t i = 0; i < words_apart; i += 64) request(words + i);
     for (int64_t i = 0; i < scales_apart; i += 64) {
@@ -74,7 +76,8 @@ struct Streams {
   }
 };
 
-// The high parts of a row's outliers (Quads), added to its products.
+// The high parts of a row's outliers (Quads), added to its products. entries: four arrays of `count`, as Quads has them behind the sums:
+// high parts, dwords' offsets, bits, scales' offsets; out (B, kBand).
 template <class X, Type T, int R, int B>
 [[gnu::always_inline]] inline void add_outliers(const Matrix& w, const float* entries, const Streams& here, int64_t lane, float* out) {
   const int64_t count = X::outliers(w);
@@ -130,13 +133,15 @@ template <class X, Type T, int M, int R, int B>
     rows[m] = x + m * ldx;
     asm("" : "+r"(rows[m]));
   }
+
+  // A group of activations: its products as integers, in which nothing is rounded, then scaled and added to `out`.
   for (int64_t g = 0; g < groups; ++g) {
     const bool inside = g + groups_ahead < groups;
     const Streams& later = inside ? here : next;
     const int64_t later_group = g + groups_ahead - (inside ? 0 : groups);
     const char* words_ahead = later.words + later_group * group_bytes + lane * kWordBytes;
     vi dot[kChains][M][B * R] = {};
-    if constexpr (F::kSymmetric) {
+    if constexpr (F::kSymmetric) {  // products begin at the row's integer for weights of 0 (rounded.h)
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
         const vi start = set1_word(sums + m * ldx + g);
@@ -147,7 +152,7 @@ template <class X, Type T, int M, int R, int B>
     vi high[F::kPlaned ? B * R : 1];
     for (int64_t i = 0; i < group_words; ++i, words += kBand, words_ahead += kBand * kWordBytes) {
       if constexpr (F::kPlaned) {
-        if (i % F::kLow == 0) {
+        if (i % F::kLow == 0) {  // the dword of high bits, behind the kLow dwords that share it
 #pragma GCC unroll 16
           for (int r = 0; r < B * R; ++r) {
             high[r] = load_words(words + F::kLow * kBand + r / R * apart + r % R * W);
@@ -198,6 +203,8 @@ template <class X, Type T, int M, int R, int B>
         }
       }
     }
+
+    // The weights' scales and offsets of the group, then out += scale * x_scale * dot + offset * x_sum.
     vf scale[B * R], offset[B * R];
 #pragma GCC unroll 16
     for (int r = 0; r < B * R; ++r) {
@@ -280,7 +287,8 @@ struct Slab {
   }
 };
 
-// Adds the products of M activation rows with `count` values from k on to out, in the order of meet_bands.
+// Adds the products of M activation rows with `count` values from k on to out (M, kBand), in the order of meet_bands: a row has the same
+// bits by either way.
 template <class X, int M>
 inline void meet_slab(const Matrix& w, const Slab<X>& slab, const float* x, int64_t ldx, int64_t k, int64_t count, float (*out)[kBand]) {
   using F = typename X::F;
@@ -380,6 +388,7 @@ inline void multiply_bands(const Matrix& w, const float* x, int64_t ldx, int64_t
     if (batch >= kFrom) return multiply_slabs<X, T>(w, x, ldx, batch, row, rows, y, ldy, next);
   }
   const int64_t end_band = (row + rows + kBand - 1) / kBand;
+  // Activation rows [m, m + M) by bands [band, band + B).
   const auto take = [&]<int M, int B>(int64_t m, int64_t band, std::integral_constant<int, M>,
                                       std::integral_constant<int, B>) {
     constexpr int R = band_vectors(M);
@@ -416,7 +425,7 @@ inline void multiply_bands(const Matrix& w, const float* x, int64_t ldx, int64_t
         (beyond ? Streams(*next.w, next.row / kBand + at - end_band) : Streams(w, at)).request_all();
       }
     }
-    const auto all = [&]<int B>(std::integral_constant<int, B> width) {
+    const auto all = [&]<int B>(std::integral_constant<int, B> width) {  // every activation row by B bands
       int64_t m = 0;
       const auto rows_of = [&]<int M>(std::integral_constant<int, M> count) {
         if constexpr (M <= kMostRows && B <= bands_at_once(M)) take(m, band, count, width);
