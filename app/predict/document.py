@@ -3,7 +3,11 @@
 `headrace predict` and `headrace fit` print them as they are with --json, and through `view.py` without. One function
 for each kind: `prediction`, `users_prediction`, `acceptance_prediction`, `explanation`, `catalog_fit`.
 
-Guards: tests/app/predict/test_predict.py and test_acceptance.py.
+Scripts read the keys, so none may be renamed. Fields of `Prediction`, `Operation` and other records are keys, too,
+where `asdict` writes them. "guesses" are draft tokens, as in docs/bench-json.md: in a row their number, of a target the
+rows.
+
+Guards: tests/app/predict/test_predict.py and test_acceptance.py read the keys by name, and so does `view.py`.
 """
 
 from collections.abc import Sequence

@@ -8,6 +8,8 @@ one: Enter sends the text of its own moment.
 
 The chat's screen and the comparison's have one each, and take its messages (`Sent`, `Interrupted`, ...). Two texts are
 told apart: `text` as it stands there, with placeholders, and `whole_text` with the pastes in full.
+
+Guards: tests/tui/test_typing.py for the order of keys, test_drafts.py and test_too_long.py there for pastes.
 """
 
 import re
@@ -78,7 +80,9 @@ class Prompt(Area):
         self._history: list[str] = []  # oldest first
         self._entry: int | None = None  # index in the history of the shown text; None: the draft
         self._draft = ""  # the text that was typed before the history was walked through
-        self._pastes: dict[str, str] = {}  # text of each placeholder
+        # Text of each placeholder. Never emptied: the history, undo and `restore` bring placeholders back. The number of
+        # a new one is that of all.
+        self._pastes: dict[str, str] = {}
 
     def render_line(self, y: int) -> Strip:
         """Draw nothing without a column for text: textual cannot wrap the placeholder to that."""
@@ -201,7 +205,7 @@ class Prompt(Area):
     # -- keys that mean different things ---------------------------------------------------------------------------
 
     async def on_key(self, event: events.Key) -> None:
-        self._offer()
+        self._offer()  # the message that the text changed comes behind keys that wait; the menu has to be of this text
         menu_keys = ["up", "down", "escape", "tab"]
         if self._menu.takes_enter:
             menu_keys.append("enter")

@@ -1,6 +1,12 @@
 """Lists of options that bear impatient keys: page keys before entries have lines, and Enter more than once.
 
 Entries have no lines before the first layout, and in a terminal of one cell. Textual looks them up all the same.
+
+Methods with a leading underscore are textual's own, overridden here. pyproject.toml pins the version they were read in
+(see this package), and tests/tui/test_overrides.py fails for another one. Then compare `OptionList._move_page`,
+`CommandPalette._action_command_list` and `_select_or_command` with its sources.
+
+Guards: `test_page_keys_do_nothing_in_a_list_without_room` (tests/tui/test_chat.py), tests/tui/screens/test_dialogs.py.
 """
 
 from typing import Any
@@ -20,7 +26,7 @@ class PagedOptionList(OptionList):
 
 
 def has_line(options: OptionList) -> bool:
-    """Return whether the highlighted entry has been laid out."""
+    """Return whether the highlighted entry has been laid out; the first one if none is, as `_move_page` does."""
     return (options.highlighted or 0) in options._index_to_line
 
 
