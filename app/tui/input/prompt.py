@@ -80,8 +80,8 @@ class Prompt(Area):
         self._history: list[str] = []  # oldest first
         self._entry: int | None = None  # index in the history of the shown text; None: the draft
         self._draft = ""  # the text that was typed before the history was walked through
-        # Text of each placeholder. Never emptied: the history, undo and `restore` bring placeholders back. The number of
-        # a new one is that of all.
+        # Text of each placeholder. Never emptied: the history, undo and `restore` bring placeholders back. A new one's
+        # number counts them all.
         self._pastes: dict[str, str] = {}
 
     def render_line(self, y: int) -> Strip:
