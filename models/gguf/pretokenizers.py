@@ -81,6 +81,7 @@ _CASED_CODES = """
     A680-A69B A722-A76F A771-A787 A78B-A78E AB70-ABBF FB00-FB06 FB13-FB17 FF21-FF3A FF41-FF5A 10400-1044F
     104B0-104D3 104D8-104FB 10C80-10CB2 10CC0-10CF2 118A0-118DF 1E900-1E943
 """
+# As the inside of a character class, "A-Za-zµÀ-Ö...": each code becomes its character, and white space goes.
 _CASED = re.sub(r"\s*([0-9A-F]+)\s*", lambda code: chr(int(code[1], 16)), _CASED_CODES)
 # Digits in groups of three from the right.
 _GROUPED_DIGITS = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"

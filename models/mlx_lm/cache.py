@@ -124,11 +124,13 @@ class MlxLmCache(KVCache):
 
     def hold(self) -> None:
         """Keep the recurrent state, which is replaced and never written to, for a rollback of the next pass."""
+        # New lists and dictionaries of the same arrays: a part puts its new state into the old lists.
         self._before = (self.length, self._states(lambda attributes: tree_map(lambda leaf: leaf, attributes)))
 
     def rollback(self) -> None:
         """Drop the entries after the committed ones, by the state that `hold` has kept, if there is one."""
         if self.length > self.committed and self._before is not None and self.needs_marks:
+            # Back to before the pass, also of its committed tokens, which are fed again: no other state is left.
             length, states = self._before
             for part, state in zip(leaves(self.parts), states, strict=True):
                 if state is None:

@@ -128,8 +128,9 @@ def _bytes_read(inputs: Sequence[_Value], primitives: Sequence[Mapping[str, Any]
             sums = multiplied if kind in _PRODUCTS else read
             for name, shape, _ in sources:
                 origin, nbytes = seen[name]
-                if kind.startswith("Gather"):  # products with chosen experts of a stack
-                    nbytes = nbytes * min(1.0, prod(operands[-1][1]) / shape[0])
+                if kind.startswith("Gather"):  # products with chosen experts of a stack (X, ...)
+                    _, indices_shape, _ = operands[-1]  # the experts' indices
+                    nbytes = nbytes * min(1.0, prod(indices_shape) / shape[0])
                 sums[origin] += nbytes
     return {value[0]: max(multiplied[value[0]], min(read[value[0]], _nbytes(value))) for value in inputs[1:]}
 

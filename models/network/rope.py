@@ -106,7 +106,10 @@ def _yarn(
     trained = float(scaling.get("original_max_position_embeddings", 4096))
 
     def pair_with(turns: float) -> float:
-        """Return the pair that makes so many full turns within the trained context."""
+        """Return the pair that makes so many full turns within the trained context.
+
+        Pair i has the period theta ** (2 i / dims): solved for i, where trained / (2 pi period) are the turns.
+        """
         return dims * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     # Pairs below `low` turn fast and are kept, those above `high` are interpolated. 32 and 1 are the paper's for Llama.

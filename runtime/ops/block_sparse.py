@@ -74,7 +74,7 @@ def attend_blocks(
     copy_bytes = 2 * chosen * spec.kv_heads * spec.head_dim * entries[0].itemsize
     parts = in_parts(seeing_all, length, limit // max(index_bytes, copy_bytes))
     if parts:
-        seen = joined_halves(index_keys, slice(-(-end // BLOCK) * BLOCK))
+        seen = joined_halves(index_keys, slice(-(-end // BLOCK) * BLOCK))  # `end`, rounded up to whole blocks
         prepared_keys = ops.prepare(Weight(seen), mx.float32, exact=True)
     for part in parts:
         mx.eval(outs)
@@ -82,7 +82,7 @@ def attend_blocks(
         scores = _block_scores(ops, index_q[0, :, part], prepared_keys, positions, chooser)
         blocks = largest(scores, positions // chooser.block, chosen // chooser.block)  # (rows, Hkv, blocks)
         of_entries, is_visible = _entries_of(blocks, positions, chooser.block)
-        of_entries = mx.minimum(of_entries, end - 1)
+        of_entries = mx.minimum(of_entries, end - 1)  # the newest block may not be full; what is beyond is not visible
         head = mx.arange(spec.kv_heads)[:, None]
         keys, values = (stored[0][head, of_entries] for stored in entries)  # (rows, Hkv, k, D)
         alone = q[0, :, part].swapaxes(0, 1)[:, :, None]  # (rows, H, 1, D)
@@ -99,7 +99,8 @@ def _entries_of(blocks: mx.array, positions: mx.array, block: int) -> tuple[mx.a
     """
     entries = blocks[..., None] * block + mx.arange(block)
     entries = entries.flatten(-2)
-    # The last block is the query's own, of which it sees a part.
+    # All heads choose the query's own block, since it is local, and it is the last, since blocks ascend. A query sees a
+    # part of this block and all of the others, so one head tells for all.
     return entries, (entries[:, :1] <= positions[:, None, None])[:, :, None]
 
 

@@ -221,8 +221,8 @@ def experts_plan(m: Mixture, activation: str) -> "kernels.ExpertsPlan | None":
     matrices = [matrix_of(weight) for weight in (m.router, m.gate, m.up, m.down)]
     router, gate, up, down = matrices
     plan = None
-    gated = gate is not None or m.gate is None
-    if router is not None and gated and up is not None and down is not None:
+    is_gate_ready = m.gate is None or gate is not None  # experts may have no gate
+    if router is not None and is_gate_ready and up is not None and down is not None:
         rule = (m.sigmoid, m.correction, m.scale, m.groups, m.router_norm, m.expert_scale, m.residual)
         last = (m.best, m.shares_first)
         plan = kernels.ExpertsPlan(router, gate, up, down, m.active, m.normalized, activation, *rule, *last)
@@ -256,7 +256,7 @@ def attention_plan(spec: AttentionSpec) -> "kernels.AttentionPlan | None":
     rope = None
     if spec.rope is not None:
         rope = native_rope(spec.rope)
-    if spec.head_dim % 16 == 0:
+    if spec.head_dim % 16 == 0:  # the kernels refuse others
         plan = kernels.AttentionPlan(
             spec.heads,
             spec.kv_heads,

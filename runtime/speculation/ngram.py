@@ -51,7 +51,8 @@ class Suffixes:
         self.tokens: list[int] = []
         self._width = width
         self._latest: dict[tuple[int, ...], int] = {}  # run -> position after its latest occurrence
-        self._before: list[int] = [0] * width  # by position: that after the previous occurrence of the same run
+        # By position: that after the previous occurrence of the same run. 0: none, as no run ends before `width`.
+        self._before: list[int] = [0] * width
 
     def append(self, tokens: Sequence[int]) -> None:
         """Append tokens. The run at the new end is not indexed yet: its earlier occurrences are found first."""
@@ -138,6 +139,7 @@ class NGram:
         if self._next and self._length >= LONGEST:  # no match is longer
             return
         matches = suffixes.matches(tokens)
+        # Other answers are searched only while there is no match, or one of a few tokens.
         if self._recent is not None and (not self._next or self._length <= _RESUMED):
             matches += self._recent.matches(tokens)
         self._follow(matches)
@@ -198,6 +200,7 @@ class NGram:
             token = match.text[match.position]
             if token == END:
                 continue
+            # Each further token that matches doubles a vote.
             votes[token] = votes.get(token, 0) + (1 << min(match.length, _MAX_WEIGHT))
             if token not in longest or match.length > longest[token].length:
                 longest[token] = match

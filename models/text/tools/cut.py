@@ -35,6 +35,7 @@ def cut_tagged_calls(text: str, read: ReadCall, markup: Markup, tools: Mapping[s
     key_begin = markup.key_begin or ""
     last_key = text.rfind(key_begin)
     last_value_end = text.rfind(markup.value_end)
+    # The text as it would go on from where the limit cut: after a value, within a value, or within a key.
     after_value = without_half(without_half(text, markup.end), key_begin) + markup.end
     within_value = without_half(text, markup.value_end) + markup.value_end + markup.end
     closed = [after_value, within_value]
