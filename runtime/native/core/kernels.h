@@ -31,9 +31,10 @@ struct Curve {
 
 constexpr int kHalves = 32;  // a Matrix::rounding: activations as two bfloat16 numbers each (isa/halves.h)
 
-// N rows of K weights, row-contiguous or, if rounds(), interleaved, those of 5 and 6 bits in planes (core/interleaved.h). Quantized rows have MLX's affine layout:
-// value i is at bit i * bits of the packed row, w = scale[i / group] * q + offset[i / group]. Without offsets integers are symmetric, with
-// 0 at 2^(bits - 1): w = scale[i / group] * (q - 2^(bits - 1)), only if may_be_symmetric(); other codes have no offsets.
+// N rows of K weights, row-contiguous or, if rounds(), interleaved, those of 5 and 6 bits in planes (core/interleaved.h). Quantized rows
+// have MLX's affine layout: value i is at bit i * bits of the packed row, w = scale[i / group] * q + offset[i / group]. Without offsets
+// integers are symmetric, with 0 at 2^(bits - 1): w = scale[i / group] * (q - 2^(bits - 1)), only if may_be_symmetric(); other codes have
+// no offsets.
 struct Matrix {
   const void* data = nullptr;
   const void* scales = nullptr;   // (N, K / group), nullptr for plain weights
@@ -41,8 +42,8 @@ struct Matrix {
   const float* bias = nullptr;    // (N), added to the product, or nullptr
   int64_t n = 0;
   int64_t k = 0;
-  int bits = 0;  // 0 for plain weights
-  int group = 0;
+  int bits = 0;   // 0 for plain weights
+  int group = 0;  // weights of a row that share a scale
   Code code = Code::affine;
   bool exact = false;  // never round activations
   int rounding = 16;   // bits of rounded activations, 16 or 8, or kHalves
@@ -68,7 +69,7 @@ struct Matrix {
   [[gnu::always_inline]] int64_t row_bytes() const { return quantized() ? k * bits / 8 : k * size_of(type); }
 };
 
-// Rows of weights that a thread reads next, to prefetch; only for a matrix that rounds().
+// Rows of weights that a thread reads next, from `row` on, to prefetch; w is nullptr, or a matrix that rounds().
 struct Upcoming {
   const Matrix* w = nullptr;
   int64_t row = 0;
@@ -332,7 +333,8 @@ bool have_kernels();
 // The kernels in use: the fastest for this processor, or those of use_kernels.
 const Kernels& best_kernels();
 
-// Use the kernels "avx512", "avx2", "neon" or "portable", or "amx" or "amx-emulated": those of avx512, and tiles for prompts. False if they are not compiled, or this processor cannot run them.
+// Use the kernels "avx512", "avx2", "neon" or "portable", or "amx" or "amx-emulated": those of avx512, and tiles for prompts. False if they
+// are not compiled, or this processor cannot run them.
 bool use_kernels(const char* name);
 
 }  // namespace headrace

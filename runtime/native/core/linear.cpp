@@ -99,7 +99,8 @@ void prepare_row(const Kernels& kernels, const LinearCall& call, const Matrix& w
   kernels.prepare(w, x, prepared);
 }
 
-// A task is a range of output columns for all rows; its products fit the cache.
+// A task is a range of `step` output columns for all rows; its products (at_once, step) fit the cache. A gated unit has two ranges of
+// weight rows, for gate and for up.
 void run_columns(Pool& pool, const Kernels& kernels, const LinearCall& call) {
   const Matrix& w = call.w;
   const bool gated = gates(call.act);
@@ -139,7 +140,7 @@ void run_columns(Pool& pool, const Kernels& kernels, const LinearCall& call) {
       const int64_t at = tasks.index() * step;
       const int64_t n = std::min(step, width - at);
       const Upcoming then = tasks.last_of_own() ? after : Upcoming{&w, at + step};
-      for (int64_t m = 0, here = 0; m < batch; m += here) {
+      for (int64_t m = 0, here = 0; m < batch; m += here) {  // rows that are rounded alike, at most at_once
         here = roundings.alike(m, std::min(at_once, batch - m));
         for (int half = 0; half < (gated ? 2 : 1); ++half) {
           float* y = half == 0 ? products : ups;

@@ -9,23 +9,24 @@
 //   scales (groups, kBlock), codes
 //
 // Codes are in dwords (32 bits, little-endian). A lane of a vector belongs to an entry (keys) or to a number (values), so that nothing is
-// summed across lanes. Below, n is a number of a group, numbered from 0; cells stand from bit 0 on the left to bit 31 on the right.
+// summed across lanes. Below, cells stand from bit 0 on the left to bit 31 on the right, and numbers are counted from 0: those of the head
+// or of a group, as it says.
 //
 // Keys are in tiles of kTile entries. Dword j of a tile's 16 entries is 16 dwords side by side: dword j of entry e begins at byte
 // (j * kTile + e % kTile) * 4 of the tile. A tile has `row` * kTile bytes.
 //
 //   8 bits, groups of 32: dword j, numbers 4 j to 4 j + 3 of the head
 //     bits    0..7     8..15    16..23   24..31
-//     n       4 j      4 j + 1  4 j + 2  4 j + 3
+//     number  4 j      4 j + 1  4 j + 2  4 j + 3
 //   6 bits, groups of 64: dword j < D / 8 has the lowest four bits of numbers 8 j to 8 j + 7 of the head
 //     bits    0..3  4..7  8..11  12..15  16..19  20..23  24..27  28..31
-//     n       8 j   + 1   + 2    + 3     + 4     + 5     + 6     + 7
+//     number  8 j   + 1   + 2    + 3     + 4     + 5     + 6     + 7
 //   and after them four dwords for each group; dword D / 8 + 4 g + i has the highest two bits of numbers 16 i to 16 i + 15 of group g
 //     bits    0  2  4  6    8  10 12 14   16 18 20 22   24 26 28 30      (two bits from each of these on)
-//     n-16 i  0  1  8  9    2  3  10 11   4  5  12 13   6  7  14 15
+//     number  0  1  8  9    2  3  10 11   4  5  12 13   6  7  14 15      (+ 16 i)
 //
-// Values are in groups one after the other, in a group by four entries, and of those one dword beside the next (n from 0 on). A byte is
-// of one entry alone, so threads can write entries concurrently. Entries are in the order 0, 2, 1, 3: pairs of codes are two bytes apart.
+// Values are in groups one after the other, in a group by four entries, and of those dwords 0, 1, ... side by side. A byte is of one entry
+// alone, so threads can write entries concurrently. Entries are in the order 0, 2, 1, 3: pairs of codes are two bytes apart.
 //
 //     bits            0..7       8..15      16..23     24..31
 //     entry % 4       0          2          1          3
@@ -34,7 +35,7 @@
 //   5 bits, groups of 64: the lowest four bits as with 4 bits. After the dwords of all groups (`high`), group by group and by four
 //   entries, follow kHighWords dwords of fifth bits. In dword i each byte has, with h = size / 2:
 //     bit     0  1      2      3          4       5           6       7
-//     n       i  i + h  i + 8  i + 8 + h  i + 16  i + 16 + h  i + 24  i + 24 + h      (a pair as far as its first n is below h)
+//     number  i  i + h  i + 8  i + 8 + h  i + 16  i + 16 + h  i + 24  i + 24 + h      (of a pair the first is below h, or bits are 0)
 //
 // Example: keys of 6 bits, D = 64, entry 18, number 13 with code 45 = 0b101101 and scale 0.5: it stands for 0.5 * (45 - 32) = 6.5.
 // Scales take 1 group * 128 entries * 2 = 256 bytes. A row has 32 + 16 = 48 bytes, so tile 1 begins at byte 256 + 48 * 16 = 1024.

@@ -88,6 +88,7 @@ inline void round_queries(const float* const* q, int64_t count, int64_t dim, flo
   for (int64_t i = 0; i < dim * kRoundedRows; i += W) store(rows.acc + i, zero());
 }
 
+// keys (entries, D / 2 padded to W) and key_scales of entries [begin, begin + n), by W entries.
 template <Type T>
 inline void round_keys(const HeadCache& kv, int64_t begin, int64_t n, const EntryBlock& block) {
   const int64_t stride = round_up(kv.dim / 2, W);
@@ -115,6 +116,7 @@ inline void round_keys(const HeadCache& kv, int64_t begin, int64_t n, const Entr
   }
 }
 
+// values (entries / 2, D), pairs of two entries, with exponents and shares, of entries [begin, begin + n).
 template <Type T>
 inline void round_values_of(const HeadCache& kv, int64_t begin, int64_t n, const EntryBlock& block) {
   vf spoiled = zero();  // NaN if anything is not finite

@@ -162,6 +162,7 @@ inline vf stored_sums(const Matrix& w, vf scale, vf whole) {
   return w.symmetric() ? (vf)to_whole(mul(whole, set1(-static_cast<float>(1 << (w.bits - 1))))) : mul(scale, whole);
 }
 
+// 16 bits: out (Pairs<F>::size) from x (K), W groups at a time.
 template <class F>
 inline void round_row(const Matrix& w, const float* x, float* out) {
   using X = Pairs<F>;
@@ -256,6 +257,8 @@ inline void write_outlier(const Matrix& w, float v, float factor, float scale, i
   put(3, at / w.group * kBand);
 }
 
+// 8 bits: out (Quads<F>::size) from x (K), kOutlierRun groups at a time. In four steps: each group's two largest magnitudes; the groups
+// with outliers, those with the largest; scales, and all values rounded; the outliers' high parts.
 template <class F>
 inline void round_row_coarsely(const Matrix& w, const float* x, float* out) {
   using X = Quads<F>;

@@ -24,8 +24,8 @@ namespace headrace::HEADRACE_ISA {
 // function without effect.
 [[gnu::always_inline]] inline void request(const void* line) { __builtin_prefetch(line, 0, 2); }
 
-// e^x to about 2 ulp; 0 below -87, NaN for NaN (the order of min's and max's operands matters). Range reduction by ln 2 in two parts, then a
-// Taylor polynomial on |r| <= ln(2) / 2 with a remainder under 1e-8.
+// e^x to about 2 ulp; 0 below -87, NaN for NaN (the order of min's and max's operands matters). Range reduction by ln 2 in two parts, then
+// a Taylor polynomial on |r| <= ln(2) / 2 with a remainder under 1e-8.
 inline vf exp(vf x) {
   const vf bounded = min(set1(88.0f), max(set1(-87.0f), x));
   const vf whole = round_even(mul(bounded, set1(1.44269504f)));

@@ -83,7 +83,8 @@ inline void tile(const float* x, int64_t ldx, int64_t low, const Unpacked& w, in
       Tiles::template dot<3, 5, 7>();
     }
   };
-  for (int64_t b = 0; b < blocks; ++b, x += kTileSide) {  // high x by low weights, high by high, low by high
+  // high x by low w, high by high, low by high; tiles are loaded in the order in which one serves two products.
+  for (int64_t b = 0; b < blocks; ++b, x += kTileSide) {
     rows(x);
     weights(w.blocks[b] + 2);
     meet();
@@ -100,13 +101,13 @@ inline void tile(const float* x, int64_t ldx, int64_t low, const Unpacked& w, in
   }
 }
 
-// A band's rows [begin, end) of weights, `from` where y has the first of them.
+// Weight rows [begin, end) of a band; `y` has the product of the first activation row with the first of them.
 struct Part {
   int64_t band, begin, end;
   float* y;
 };
 
-// Products over a slab, k values from `k` on, for all rows of x.
+// Products over a slab, `blocks` of kBlock values from `k` on, for all rows of x: the first slab (k = 0) sets y, others add to it.
 template <class Tiles>
 inline void multiply_slab(const Matrix& w, const float* x, int64_t ldx, int64_t batch, int64_t k, int64_t blocks, const Unpacked& slab,
                           const Part& part, int64_t ldy) {

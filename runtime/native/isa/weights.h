@@ -78,7 +78,8 @@ struct Planes : Words<4> {
   static constexpr int kLow = 4 / kHigh;
   static constexpr int kLargest = (1 << Bits) - 1;
 
-  // high: the high bits of the dword's weights, those of a byte of `low` in the lowest bits of its byte. Taken four at a time, for two steps.
+  // high: the high bits of the dword's weights, those of a byte of `low` in the lowest bits of its byte. Taken four at a time, for two
+  // steps.
   static vi take(vi low, vi high, int step) { return pairs<8>(join_planes<kHigh>(low, high, step % 2), step / 2); }
 };
 
