@@ -1,5 +1,6 @@
 // The Python module headrace.runtime._native. Its stub is runtime/_native.pyi: a changed signature changes both. runtime/ops/native.py and
-// native_plans.py are the main callers.
+// native_plans.py are the main callers. Guard: tests/runtime/ops/test_native_process.py (bindings refuse shapes that do not fit);
+// tests/fuzz/targets/kernels.py calls them with any shape, type and stride.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>

@@ -1,4 +1,5 @@
 // Base of headrace's graph nodes: CPU only, no gradients. A node's eval_cpu allocates outputs and dispatches one task to its stream.
+// Guard: tests/runtime/ops/test_native_lifetime.py frees nodes while others wait for their stream.
 #pragma once
 
 #include <stdexcept>

@@ -1,4 +1,5 @@
 // Reading arrays that are not row-contiguous: broadcast, sliced or transposed inputs. Every node reads its inputs by it.
+// Guard: tests/fuzz/targets/kernels.py, with any stride.
 #pragma once
 
 #include <cstring>

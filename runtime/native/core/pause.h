@@ -1,4 +1,5 @@
-// One instruction that tells the core a spin loop is running. For the waits of pool.cpp, streaming.cpp and bind/peer_primitive.cpp.
+// One instruction that tells the core a spin loop is running. For the waits of pool.cpp, streaming.cpp and bind/peer_primitive.cpp. No
+// result depends on it.
 #pragma once
 
 namespace headrace {

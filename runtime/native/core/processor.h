@@ -1,4 +1,5 @@
-// Instruction sets of this processor, if the operating system supports their registers. dispatch.cpp is the only caller.
+// Instruction sets of this processor, if the operating system supports their registers. dispatch.cpp is the only caller. A set that is
+// wrongly reported ends the process by an illegal instruction. Guard: runtime/native/tests/driver.cpp runs every set that is reported.
 #pragma once
 
 #if defined(__x86_64__)
@@ -18,7 +19,7 @@ inline bool has_avx512() {  // F, BW, DQ, VL and VNNI
          __builtin_cpu_supports("fma");
 }
 
-// Tiles of bfloat16 numbers. Asks the system to let the process use them.
+// Tiles of bfloat16 numbers. Asks the system to let the process use them. Bits are those of CPUID leaf 7, register EDX.
 inline bool has_amx() {
   constexpr unsigned kTile = 1u << 24, kBfloat16 = 1u << 22;
   constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM of arch_prctl, and the state it asks for

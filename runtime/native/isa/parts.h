@@ -1,5 +1,5 @@
 // Kernels in translation units of their own, so that compilers run side by side. Contracts: core/kernels.h. table.cpp is the only reader
-// besides those units.
+// besides those units. Guards: those of the .cpp files.
 #pragma once
 
 #include "../core/kernels.h"

@@ -1,5 +1,5 @@
 // The table of this instruction set's kernels, which core/dispatch.cpp chooses from. A new kernel is a field of Kernels (core/kernels.h)
-// and a row here, in the same order.
+// and a row here, in the same order. Guard: runtime/native/tests/driver.cpp, on every set that the processor has.
 #include "attend_rounded.h"
 #include "attention.h"
 #include "elementwise.h"

@@ -15,6 +15,7 @@ namespace headrace::tests {
 void check(bool holds, const char* what, const char* where);
 int failures();
 
+// The tests, each in a file of nearly its name. driver.cpp calls all: the first four once, the others for each instruction set.
 void test_halves();
 void test_pool(bool forks);
 void test_streaming();
@@ -51,10 +52,13 @@ class Guarded {
   char* begin_;
 };
 
+// Copies of values, as floats or as numbers of a type.
 Guarded guarded(const std::vector<float>& values);
 Guarded stored(const std::vector<float>& values, Type type);
 Guarded random_bytes(int64_t n);
+// Numbers from a generator with a fixed seed, so that every run has the same ones.
 std::vector<float> random_floats(int64_t n);
+// The i-th stored number.
 float number(const void* stored, Type type, int64_t i);
 
 }  // namespace headrace::tests

@@ -17,7 +17,7 @@ struct Case {
   float softcap = 0;
   bool sink = false;     // the first entry has nearly all the weight, and next to no value
   bool outliers = false;  // some channels of keys and values are far from 0, and large
-  bool learned = false;
+  bool learned = false;   // heads have attention sinks without values
   Phase phase = length > 4 ? Phase::prefill : Phase::decode;
 };
 
