@@ -159,7 +159,7 @@ void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, c
       found[j] = {-std::numeric_limits<float>::infinity(), 0.0f, accumulators + state(j) * dim};
     }
     Chunk chunk = chunk_of(portion, kv_head, t, number);
-    // What was prefetched is not requested again.
+    // A chunk that was prefetched is not requested again.
     if (ahead.begin(portion.chunks_before + kv_head * portion.chunks + number)) chunk.own = {};
     if (last) plan(ahead, chunk);
     if (chunk.n <= 0) {  // the rows see nothing of the chunk: empty states, which have no weight when states are joined

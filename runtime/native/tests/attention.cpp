@@ -12,6 +12,8 @@ namespace headrace::tests {
 namespace {
 
 struct Case {
+  // length: new tokens, from position `offset` on, of each of `batch` sequences; spare: rows of the buffers behind the last one. The others
+  // are AttendCall's.
   int64_t batch = 1, length = 1, heads = 6, kv_heads = 2, dim = 48, offset = 0, window = 0, spare = 0;
   Type type = Type::f16;
   float softcap = 0;
@@ -19,7 +21,7 @@ struct Case {
   bool value_norm = false;
   int64_t parts = 3;  // as AttendCall's
   float growth = 0;   // every 16 positions
-  int64_t rotated = 0;
+  int64_t rotated = 0;  // dimensions; 0: no rotation
   double loud = 1;  // what queries are multiplied with
   double sink = 0;  // score of the first entry with every query, where it is not 0; its value is 0,
   bool valued = false;  // or, if that, 0 but in the first column
@@ -147,6 +149,7 @@ void check_output(const Case& c, const AttendCall& call, const Kernels& kernels,
   }
 }
 
+// A case against the oracle: what the cache has afterwards (stored keys and values), and each query's output.
 void test_case(const Kernels& kernels, const Case& c) {
   const int64_t all_heads = c.heads + (c.parts - 1) * c.kv_heads, capacity = c.offset + c.length + c.spare - c.dropped;
   const int64_t entries = c.batch * c.kv_heads * capacity;

@@ -71,7 +71,7 @@ struct Numbers {
 
   explicit Numbers(int64_t n) : value(static_cast<size_t>(n)), off(static_cast<size_t>(n)) {}
 
-  // As they meet `w`, which may round them: a group shares a scale.
+  // As they meet `w`, which may round them: a group shares a scale, its largest magnitude / 32767, so a number moves by half of that.
   Numbers met(const Matrix& w) const {
     Numbers out = *this;
     if (!w.rounds()) return out;
@@ -150,6 +150,7 @@ Numbers expected(const Layer& layer, const ExpertsCall& call, const float* x) {
   return out;
 }
 
+// Tokens together against the oracle; each alone, against the same bits; and all in place.
 void test_tokens(const Kernels& kernels, const Layer& layer, int64_t tokens, bool exact) {
   const int64_t width = layer.c.width;
   const auto values = random_floats(tokens * width);

@@ -14,6 +14,7 @@ namespace {
 
 constexpr double kBound = 2e-6;  // of the sum of absolute products
 
+// Rounding of activations: none unless `rounds`.
 struct Rounding {
   bool rounds = false;
   int bits = 16;  // of every row, or, if `mixed`, of some; others have 16
@@ -25,6 +26,7 @@ struct Epilogue {
   Act act = Act::none;
 };
 
+// `rows` random rows times w, against sums of doubles within the bound of the rounding.
 void test_projection(const Kernels& kernels, const Weights& w, int64_t rows, const Epilogue& epilogue, Rounding kind) {
   const int64_t n = w.view.n, k = w.view.k, width = gates(epilogue.act) ? n / 2 : n;
   auto values = random_floats(rows * k);

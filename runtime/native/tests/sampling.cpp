@@ -19,6 +19,7 @@ struct Shares {
   bool open = false;            // a cut so near to a token's border that float32 may see it elsewhere
 };
 
+// The tokens that a rule keeps, with weights of all, by a sort of all logits.
 Shares shares(const std::vector<float>& logits, const SampleRule& rule) {
   const auto n = static_cast<int64_t>(logits.size());
   std::vector<float> x(logits);
@@ -50,6 +51,7 @@ Shares shares(const std::vector<float>& logits, const SampleRule& rule) {
   return out;
 }
 
+// 20 draws at even shares of the whole: each token lies where its share begins and ends in vocabulary order.
 void test_rule(const Kernels& kernels, const std::vector<float>& logits, const SampleRule& rule) {
   const Shares expected = shares(logits, rule);
   if (expected.open) return;
