@@ -2,6 +2,8 @@
 
 MLX's streams, compiled functions and random state belong to a thread, so all that computes runs here. Other threads
 submit answers through a queue, and read the parts of an answer from a queue of its own.
+
+Guard: tests/test_api_threads.py.
 """
 
 import atexit

@@ -1,4 +1,7 @@
-"""`headrace serve` as a child process, for commands that talk to a server of their own."""
+"""`headrace serve` as a child process, for commands that talk to a server of their own.
+
+Guard: tests/app/cli/test_launch.py.
+"""
 
 import os
 import signal

@@ -1,6 +1,8 @@
 """Lines from and to a terminal that only appends text: prompts, pasted lines, Ctrl-C.
 
 The terminal itself edits the line that is typed. `LineChat` prints and asks through it alone.
+
+Guard: tests/app/line_chat/test_line_chat.py.
 """
 
 import select

@@ -3,6 +3,8 @@
 Format: an 8-byte little-endian header length, a JSON header (spaces may follow it), then the data without gaps
 (huggingface/safetensors, README). Space for the header is reserved from the names and filled in last, so that no
 tensor has to be in memory with another.
+
+Guard: tests/models/gguf/test_convert.py.
 """
 
 import json

@@ -2,6 +2,8 @@
 
 mlx-lm's classes drop the head's tensors. Its layer becomes the only one of a model of the same class, so that caches,
 quantization and kernels are those of every other model.
+
+Guard: tests/models/network/test_mtp.py.
 """
 
 from collections.abc import Mapping

@@ -2,6 +2,8 @@
 
 A quantized weight stays as it is: y = W x + B (A x). A plain one has B A added when it is read, and nothing is left to
 do. N = outputs of a projection, K = inputs, r = rank.
+
+Guard: tests/models/network/test_adapters.py.
 """
 
 import re

@@ -3,6 +3,8 @@
 The factors follow from a sequence's whole length. Keys of one list are invalid once the other list applies: all tokens
 are then fed again, as in transformers. Used by `long_rope_decoder`, and for mlx-lm's classes by
 `models.mlx_lm.network`.
+
+Guards: tests/parity/test_transformers.py and tests/models/mlx_lm/test_long_rope.py.
 """
 
 from typing import NamedTuple

@@ -10,6 +10,8 @@
 
 An installed model costs one small file read: no catalog, no hashing, no network. Its files are checked when they are
 loaded. Downloads are checked here, so that a broken or refused checkpoint is never installed.
+
+Guard: tests/models/registry/test_resolve.py.
 """
 
 import shutil

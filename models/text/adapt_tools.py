@@ -1,6 +1,8 @@
 """Definitions of tools completed for chat templates that fail without fields that clients leave out.
 
 The template alone sees the changed definitions; calls are checked against the client's own.
+
+Guard: tests/models/text/test_adapt_messages.py.
 """
 
 from collections.abc import Mapping, Sequence

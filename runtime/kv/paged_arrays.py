@@ -5,6 +5,8 @@ copies no entry. Each pass waits for the one before it, since kernels write slab
 
 `BlockPool` alone decides which block is used; this class has its memory. `newest` links passes in MLX's graph: every
 read or write on the host has to `settle` first.
+
+Guards: tests/runtime/kv/test_paged.py and tests/runtime/engine/test_pool_full.py.
 """
 
 import sys

@@ -8,6 +8,8 @@ and kernels. Keys name blocks on disk; in memory they lead to a node, and its to
 
 A plain tree without reference counts: `BlockPool` (`runtime.kv.pool`) decides which nodes stay, and calls `add` and
 `remove`. Another digest makes stored blocks unreadable; then `_MAGIC` of `runtime.kv.disk` changes, too.
+
+Guard: tests/runtime/kv/test_prefix_index.py.
 """
 
 from collections.abc import Iterator, Sequence

@@ -5,6 +5,8 @@ next pass, `cache_blocks` makes committed entries available to other sequences. 
 
 `BlockTable` shares whole blocks with the pool; `SlotCache` copies from and to them. Both implement `_load`,
 `_cache_block` and `_shorten`; the lengths, phases and nodes here stay the same for both.
+
+Guards: tests/runtime/kv/test_block_table.py and test_slot_cache.py.
 """
 
 from abc import abstractmethod

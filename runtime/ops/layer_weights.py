@@ -6,6 +6,8 @@ of weights has to be in `matrices` or `vectors`, which sums of bytes are made of
 `layer_plan`: used there, or a reason for None; else the kernels compute without it.
 
 Shapes use E = width, F = feed-forward size, H = heads, D = head dimension.
+
+Guard: tests/parity/test_mlx_lm_families.py, with the native kernels.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,8 @@
 """One line of the chat's prompt on another screen. Both have the same text, so nothing typed here is lost.
 
 F2 has it (`HeadraceApp.action_decode_view`): a question can be asked while its steps are watched.
+
+Guards: tests/tui/screens/test_decode_screen.py and tests/tui/test_safety.py.
 """
 
 from collections.abc import Callable

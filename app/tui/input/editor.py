@@ -2,6 +2,8 @@
 
 The chat calls `edit_text` while its screen is suspended (`MessageActions`). Text that was written must not be lost, so
 the file of an editor that was killed stays.
+
+Guard: tests/tui/test_queue.py.
 """
 
 import os

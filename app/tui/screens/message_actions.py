@@ -2,6 +2,8 @@
 
 The operations are `Conversation`'s; here they get the prompt, questions and the screen. They raise HeadraceError, which
 the chat's screen shows.
+
+Guards: tests/tui/test_chat.py, test_parts.py and test_copy_actions.py.
 """
 
 import re

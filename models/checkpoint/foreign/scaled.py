@@ -1,4 +1,7 @@
-"""8-bit floats (E4M3) and integers with a scale per tensor, channel, group or block: W = scale * (q - zero)."""
+"""8-bit floats (E4M3) and integers with a scale per tensor, channel, group or block: W = scale * (q - zero).
+
+Guard: tests/models/checkpoint/test_foreign.py.
+"""
 
 from collections.abc import Sequence
 
