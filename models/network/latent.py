@@ -107,7 +107,7 @@ def absorbed(ops: Ops, projected: Projections, latent: LatentWeights, heads: int
     other = latent.embed.columns
     if latent.q is not None:
         rotated = latent.q.rows // heads - other
-    else:  # queries are projected at once: rows are of H * (P + R) + R + L
+    else:  # queries are projected at once: rows are of H * (P + R) + R + L, solved for R
         rotated = (int(whole.shape[-1]) - size - heads * other) // (heads + 1)
     entry = size + rotated
     q, key, value = mx.split(whole, [whole.shape[-1] - entry, whole.shape[-1] - size], axis=-1)

@@ -162,6 +162,7 @@ class TensorDecoder(Decoder):
             if dense is not None:
                 partial = ops.linear_add(dense.x, dense.weight, partial)
             total = self._group.all_sum(partial)
+            # Else rank 0's part has x, as `Mixture.residual` tells, or a norm of the sum comes before x.
             if self.config.family.norm == "layer" or experts_factor is not None:
                 total = x + total
             if layer.mlp_post_norm is not None:
