@@ -17,6 +17,7 @@ from headrace.models.text.tools.form import MarkupTokens, ToolForm, one_call, qu
 from headrace.models.text.tools.tagged import text_rules
 from headrace.models.text.tools.value_rules import Schema, ValueRules
 
+# The texts that begin and end a call, and the mark around a text
 MARKUP = ("<|tool_call>", "<tool_call|>", '<|"|>')
 OLDER = ("<start_function_call>", "<end_function_call>", "<escape>")
 # `call:get_weather` before the brace of its arguments; a beginning of that text; a value without quotes.
@@ -87,24 +88,24 @@ class Gemma(ToolForm):
         """Return the object of the pairs from `position` on, and the position after it. Raises as `_value`."""
         pairs: dict[str, object] = {}
         while text[position] != "}":
-            position = _behind(text, position, ",")
+            position = _skip(text, position, ",")
             if text.startswith(self._quote, position):
                 key, position = self._value(text, position)
                 colon = text.index(":", position)
             else:
                 colon = text.index(":", position)
                 key = text[position:colon].strip().strip("\"'")
-            pairs[str(key)], position = self._value(text, _behind(text, colon + 1))
-            position = _behind(text, position)
+            pairs[str(key)], position = self._value(text, _skip(text, colon + 1))
+            position = _skip(text, position)
         return pairs, position + 1
 
     def _items(self, text: str, position: int) -> tuple[list[object], int]:
         """Return the list of the items from `position` on, and the position after it. Raises as `_value`."""
         items: list[object] = []
         while text[position] != "]":
-            item, position = self._value(text, _behind(text, position, ","))
+            item, position = self._value(text, _skip(text, position, ","))
             items.append(item)
-            position = _behind(text, position)
+            position = _skip(text, position)
         return items, position + 1
 
     def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
@@ -181,7 +182,7 @@ class _GemmaValueRules(ValueRules):
         return quoted(json.dumps(value))
 
 
-def _behind(text: str, position: int, char: str = " ") -> int:
+def _skip(text: str, position: int, char: str = " ") -> int:
     """Return the first position from `position` on that is no space and not `char`."""
     while text[position].isspace() or text[position] == char:
         position += 1

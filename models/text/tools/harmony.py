@@ -33,10 +33,11 @@ class Harmony(ToolForm):
         pass
 
     def read(self, text: str, *, final: bool) -> Reading | None:
+        # CALL_BEGIN, head, CALL_MESSAGE, arguments: the two marks are a character each.
         head, separator, _ = text[1:].partition(CALL_MESSAGE)
         if not separator:
             return no_call(len(text), final=final)
-        start = len(head) + 2  # after both characters
+        start = len(head) + 2
         try:
             value, end = leading_value(text, start)
         except UnfinishedError:

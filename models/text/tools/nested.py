@@ -118,7 +118,7 @@ class Nested(ToolForm):
         begun = whole.rfind(self._mark)
         if begun >= 0 and self._any_tag.match(whole, begun) is None:  # half a tag
             whole = whole[:begun]
-        opened: list[str] = []
+        opened: list[str] = []  # "tool_call", "invoke", then those of parameters
         for tag in self._any_tag.finditer(whole):
             if tag[1]:
                 opened = opened[:-1]
@@ -193,11 +193,12 @@ class _NestedValueRules(ValueRules):
         if "string" not in kinds:
             super()._add_any(rule, kinds)
             return
-        # A text may also spell a number or a constant.
+        # A text, whose rule ends with `end`, may also spell a number or a constant.
+        text = f"{rule}t"
         elements = ""
         if "object" in kinds or "array" in kinds:
-            elements = " | element+"
-        self.rules += [f"{rule}: {rule}t{elements and f'{elements} {self.end}'}", *text_rules(f"{rule}t", self.end)]
+            elements = f" | element+ {self.end}"
+        self.rules += [f"{rule}: {text}{elements}", *text_rules(text, self.end)]
 
 
 def _empty(kinds: Set[str]) -> object:

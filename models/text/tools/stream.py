@@ -146,15 +146,15 @@ class ToolStream:
             if start.startswith(OPEN):
                 self._release(released, len(self._pending) - len(start) + len(OPEN))
                 self._thinks = True
-                self._at_start = True
+                self._at_start = True  # `_release` has taken the tag for text
                 return True
             if not final and OPEN.startswith(start):
                 return False
 
         # Text before a call.
-        at, begins = self._next_begin()
+        at, text_length = self._next_begin()
         if at is None:
-            self._release(released, begins)  # the rest comes with `final`
+            self._release(released, text_length)  # the rest comes with `final`
             return False
         if at and self._at_start and not self._pending[:at].strip():
             self._drop(at)  # spaces before a call are no text

@@ -130,7 +130,8 @@ def text_rules(rule: str, after: str, schema: object = None) -> list[str]:
     if after.startswith("<["):
         return [f"{rule}: {rule}text {after}", f"{rule}text: /{pattern}/"]
     if mark:  # no text has the control token, so the text before it may stand in the value, too
-        before_mark = re.escape(json.loads(first)).replace("/", "\\/").replace("\\\n", "\\n")
+        before_mark = re.escape(json.loads(first)).replace("/", "\\/")  # a slash would end the expression
+        before_mark = before_mark.replace("\\\n", "\\n")  # `re.escape` keeps a line break; a rule is one line
         return [f"{rule}: {rule}text {mark}{rest}", f"{rule}text: /{pattern}{before_mark}/"]
     return [f"{rule}: {rule}text", f"{rule}text[suffix={first}]: /{pattern}/"]
 
@@ -150,7 +151,8 @@ def _pattern(schema: object) -> str:
             body = body.removesuffix("$")
         else:
             body = f"({body})(.|\\n)*"
-        return f"({body.replace('/', chr(92) + '/')})"
+        body = body.replace("/", "\\/")
+        return f"({body})"
     if not least and max_length == "":
         return "(.|\\n)*"
     return f"(.|\\n){{{least},{max_length}}}"
