@@ -156,6 +156,12 @@ def schema_json(schema: Mapping[str, object], *, any_space: bool = False) -> str
     return json.dumps({**schema, "x-guidance": form}, ensure_ascii=False)
 
 
+def literal_pattern(text: str) -> str:
+    """Return the regular expression of one text for Lark's `/.../`: without the slashes around it, in one line."""
+    # `re.escape` leaves a slash as it is, and a line break after a backslash.
+    return re.escape(text).replace("/", "\\/").replace("\\\n", "\\n")
+
+
 def quoted(text: str) -> str:
     """Return a text as a Lark literal."""
     if not text:

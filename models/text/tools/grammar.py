@@ -8,11 +8,10 @@ Harmony's answer is a channel, as its calls are, so no text stands outside of ma
 Guard: tests/models/text/tools/test_forms.py.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.models.text.tools.form import ToolForm
+from headrace.models.text.tools.form import ToolForm, literal_pattern
 from headrace.models.text.tools.use import ToolUse
 
 
@@ -60,6 +59,4 @@ def _answer(form: ToolForm, begin: str, literal: Callable[[str], str], use: Tool
     if "<[" in begin:
         from_token = begin[begin.index("<[") :]
         return [f"answer: (TEXT {from_token} rest){times} TEXT"]
-    # In Lark's `/.../`: with `\/` for a slash, and `\n` for the line break that `re.escape` leaves after a backslash.
-    pattern = re.escape(form.rule_begin).replace("/", "\\/").replace("\\\n", "\\n")
-    return [f"answer: (before rest){times} TEXT", f"before[lazy]: /(.|\\n)*{pattern}/"]
+    return [f"answer: (before rest){times} TEXT", f"before[lazy]: /(.|\\n)*{literal_pattern(form.rule_begin)}/"]

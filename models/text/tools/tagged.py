@@ -13,11 +13,10 @@ tests/models/text/tools/test_forms.py has an answer of each model, test_round_tr
 """
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 from headrace.models.text.tools.call import Tool, ToolCall, kind_of, may_be_text, typed_value
-from headrace.models.text.tools.form import quoted, schema_json
+from headrace.models.text.tools.form import literal_pattern, quoted, schema_json
 from headrace.models.text.tools.markup import Markup
 from headrace.runtime.config.typed import as_mapping
 
@@ -130,8 +129,7 @@ def text_rules(rule: str, after: str, schema: object = None) -> list[str]:
     if after.startswith("<["):
         return [f"{rule}: {rule}text {after}", f"{rule}text: /{pattern}/"]
     if mark:  # no text has the control token, so the text before it may stand in the value, too
-        before_mark = re.escape(json.loads(first)).replace("/", "\\/")  # a slash would end the expression
-        before_mark = before_mark.replace("\\\n", "\\n")  # `re.escape` keeps a line break; a rule is one line
+        before_mark = literal_pattern(json.loads(first))
         return [f"{rule}: {rule}text {mark}{rest}", f"{rule}text: /{pattern}{before_mark}/"]
     return [f"{rule}: {rule}text", f"{rule}text[suffix={first}]: /{pattern}/"]
 
