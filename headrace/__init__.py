@@ -10,6 +10,8 @@
 
 The package's parts stand at the top of the repository (`app/`, `models/`, `runtime/`, `assets/`). Links beside this
 file make them `headrace.app` and so on, in the source tree as in a wheel.
+
+Guard: tests/test_api.py.
 """
 
 TYPE_CHECKING = False  # as type checkers know it; importing `typing` takes milliseconds

@@ -1,6 +1,8 @@
 """Entries of the command palette: actions with their keys, and themes.
 
 All slash commands without an argument are entries by themselves; other actions are rows of `_BESIDE_COMMANDS`.
+
+Guard: tests/tui/screens/test_dialogs.py.
 """
 
 from collections.abc import Callable, Iterator

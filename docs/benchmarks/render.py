@@ -4,6 +4,8 @@
 
 A table stands between `<!-- table ID -->` and `<!-- end -->`; its text is replaced. An interval in the JSON is
 `[value, low, high]`, an unknown figure `null`.
+
+Guards: tests/test_readme.py and tests/app/bench/show/test_machine_report.py.
 """
 
 import json

@@ -5,6 +5,8 @@
 
 Every dependency is a wheel for Apple silicon, with the hash of the package index. `brew` rewrites library names in what
 `install` leaves behind, and those of wheels have no room for longer names: wheels are unpacked in `post_install`.
+
+Guard: tests/test_homebrew.py.
 """
 
 import argparse

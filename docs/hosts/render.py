@@ -3,6 +3,8 @@
     python docs/hosts/render.py
 
 A table stands between `<!-- table ID -->` and `<!-- end -->`; its text is replaced.
+
+Guard: tests/app/predict/test_hosts.py.
 """
 
 import re

@@ -4,6 +4,8 @@ Platform directories by default, subfolders of HEADRACE_HOME if set. Writers cre
 HEADRACE_HOME is not a folder.
 
 A kind of file belongs to one folder: lost data is a loss (`data_dir`), lost caches cost time only (`cache_dir`).
+
+Guard: tests/runtime/config/test_files.py.
 """
 
 from pathlib import Path

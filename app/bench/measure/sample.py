@@ -4,6 +4,8 @@ Definitions are those of `runtime.metrics.telemetry`: decode speed is 1 / TPOT. 
 token: its speed is prompt tokens / TTFT, as in llama-bench and mlx-lm. Prompt + generation: all tokens over the whole
 time. Batch: the total of its sequences. Arrival: the prompt's tokens over its TTFT; latencies are those of the
 sequences it joined. Workload: decoding with speculation, all sequences, from when each has its first token.
+
+Guard: tests/app/bench/test_speculation.py for workloads.
 """
 
 from collections.abc import Sequence

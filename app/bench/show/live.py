@@ -2,6 +2,8 @@
 
 Without a terminal, a line when a warm-up or a round begins, and regularly while a round lasts. `BenchSession.run`
 yields the `BenchProgress` that is shown here.
+
+Guard: tests/app/output/test_progress.py.
 """
 
 import sys
