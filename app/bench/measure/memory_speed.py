@@ -3,6 +3,8 @@
 Bandwidth of a shared machine varies by a third within seconds, so a peak of another moment makes MBU meaningless. The
 run's peak is the upper quartile of all passes, as in `runtime.machine.peaks.summarise`. `BenchSession` calls `read`
 before and after each repetition.
+
+Guard: tests/app/bench/measure/test_memory_speed.py.
 """
 
 from statistics import median
