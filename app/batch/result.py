@@ -55,7 +55,7 @@ def result(line: BatchLine, answer: Answer, model: LoadedModel) -> dict[str, obj
         text = {"text": answer.text, **tool_calls, "finish_reason": answer.finish_reason}
         return {**request, **text, "usage": usage, **details, "error": None}
 
-    # OpenAI's: a response whose body is that of the endpoint
+    # OpenAI's: a response with the body of the endpoint
     reports = None
     if call.logprobs is not None:
         reports = answer.reports

@@ -180,7 +180,7 @@ class RemoteEngine:
                         self._events.put((number, event))
             for event in answer.end():
                 self._events.put((number, event))
-        except Exception as error:  # the thread's last event, whatever ended it: a reader waits for one
+        except Exception as error:  # the thread's last event, after any error: a reader waits for one
             self._events.put((number, Failed(command.id, _reason(error), None)))
         finally:
             with self._changes:

@@ -51,7 +51,7 @@ def examine(hosts: Hosts, model: ResolvedModel | None) -> dict[str, Any]:
 
 
 def _row(host: Host, report: Facts, link: LinkSpeed | None) -> dict[str, Any]:
-    """Return a host's row of the document; what its report lacks is None."""
+    """Return a host's row of the document; facts that its report lacks are None."""
     machine = report.get("machine") or {}
     versions = report.get("versions") or {}
     copy = report.get("model")

@@ -92,7 +92,7 @@ class Sanitiser:
         code = ord(char[0])
         if 0xE0020 <= code <= 0xE007F:  # tags, in a flag such as Scotland's
             return base == _BLACK_FLAG and all("\U000e0020" <= tag < "\U000e007f" for tag in before)
-        if 0xFE00 <= code <= 0xFE0F:  # a variation selector, after what Unicode lists variants of
+        if 0xFE00 <= code <= 0xFE0F:  # a variation selector, after a character that has variants in Unicode
             return not before and unicodedata.category(base) in {"So", "Sm", "Po", "Pd", "Nd", "Lo"}
         if 0xE0100 <= code <= 0xE01EF:
             return not before and unicodedata.category(base) == "Lo"  # ideographic variants

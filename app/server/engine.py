@@ -86,7 +86,7 @@ class ServedEngine:
         self._durations: list[float] = []  # of the latest answers
         self._watchers = 0  # readers of step records
         self._kv_limit: int | None = None  # bytes
-        self._stopping: ApiError | None = None  # what new requests get, once `stop` was called
+        self._stopping: ApiError | None = None  # new requests get it, once `stop` was called
 
         # The process
         self._changed = asyncio.Event()  # of the engine's state

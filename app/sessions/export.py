@@ -233,7 +233,7 @@ def _without_unsafe(lines: Sequence[str]) -> list[str]:
 
 
 def _without_html(lines: Sequence[str]) -> list[str]:
-    """Escape tags and images outside of code; inside of what may be code, too, if a parser still finds one."""
+    """Escape tags and images outside of code; inside of possible code, too, if a parser still finds one."""
     for in_code in (_escape_around_code, _escape):
         changed = list(lines)
         for start, end in _plain_runs(lines):

@@ -108,7 +108,7 @@ def serve_rank(follower: Follower, find: Callable[[Record], Path]) -> None:
         record = follower.take()
         while record is not None:
             record = _serve_model(record, follower, find)
-    except Exception as error:  # the leader tells the user, whatever it is
+    except Exception as error:  # the leader tells the user of any
         named = expected(error)
         follower.link.send({"error": str(named)})
         raise named from error

@@ -31,7 +31,7 @@ Files = dict[str, FileRecord]
 
 RECHECK_DAYS = 30  # a check reads all weights, so it is rare; a cached result without a problem counts that long
 _DAY = "%Y-%m-%d"
-_UNREADABLE = "cannot be read"  # in a problem whose cause may pass, so `note_checked` caches none with it
+_UNREADABLE = "cannot be read"  # in a problem that may pass, so `note_checked` caches none with it
 _CHUNK = 4 << 20  # bytes that are read at a time
 _MODEL_SUFFIXES = frozenset({".safetensors", ".json", ".jinja", ".model", ".gguf"})
 

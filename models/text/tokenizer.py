@@ -294,7 +294,7 @@ class Tokenizer:
             elif looks_like_markup(added.content):
                 markup[added.content] = index
 
-        # Vocabulary pieces that are no added tokens, but look like control tokens in what the template writes.
+        # Vocabulary pieces that are no added tokens, but look like control tokens in the template's text.
         written = self._written_between_turns()
         special |= {text: i for text, i in self._pieces_of(written, named).items() if i not in added_tokens}
 

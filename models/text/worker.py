@@ -169,7 +169,7 @@ _is_ending = Event()  # the program
 
 
 def _stay_at_the_end() -> None:
-    """Keep a thread for good whose process the end of the program has killed, or who needs one then.
+    """Keep a thread for good that the end of the program has left without a process, or that needs one then.
 
     Such a thread is a daemon: Python has waited for the others. It has nobody to report an error to, and Python would
     print it. The main thread goes on, as its handlers of the end may need a process.

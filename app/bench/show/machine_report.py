@@ -1,7 +1,7 @@
 """Benchmarks and a verification of this machine as an entry of assets/measured.toml.
 
 `bench --report mac` and `--report machine` write it; `app.predict.measured` reads the file, so both know its keys:
-tests/app/bench/show/test_machine_report.py reads what this module wrote.
+tests/app/bench/show/test_machine_report.py reads the result.
 """
 
 from collections import Counter

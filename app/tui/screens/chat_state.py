@@ -3,7 +3,7 @@
 No widget is kept here, and nothing is drawn but notifications: screens draw what they find with the next poll. Only
 `open_session` replaces `conversation`, so screens read it anew each time.
 
-Guards: tests/tui/test_chat.py, and tests/tui/screens for what the screens make of it.
+Guards: tests/tui/test_chat.py, and tests/tui/screens for their use on screens.
 """
 
 import json

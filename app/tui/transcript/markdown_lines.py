@@ -178,7 +178,7 @@ def _inline(token: "Token") -> Content:
         if child.type.endswith("_close"):
             start, style = open_styles.pop()
             spans.append(Span(start, length, style))
-            # A link whose text is its address needs no second one.
+            # A link with its address as text needs no second one.
             if child.type == "link_close" and "".join(text)[start:] != address:
                 piece = f" ⟨{address}⟩"
                 spans.append(Span(length, length + len(piece), _QUIET))

@@ -154,6 +154,7 @@ def test_options_of_the_chat_are_kept_with_its_session(tmp_path: Path) -> None:
 
 def test_a_refused_chat_changes_no_session(headrace: Headrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
+    monkeypatch.setenv("TERM", "xterm")  # --plain changes it
     monkeypatch.setattr(sys, "stderr", Stream(terminal=True))
     with closing(SessionStore(database_path())) as store:
         made = store.create(model="m", system="Be brief.", sampling={})
