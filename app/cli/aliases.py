@@ -52,9 +52,10 @@ def meant(word: str, commands: Iterable[str]) -> str | None:
     from difflib import get_close_matches  # late: no command needs it
 
     words = {**_MEANT, **{command: command for command in commands}}
-    for known in get_close_matches(word.lower(), words, n=1):  # the word itself, if it is there
-        return words[known]
-    return None
+    near = get_close_matches(word.lower(), words, n=1)  # the word itself, if it is there
+    if not near:
+        return None
+    return words[near[0]]
 
 
 class AliasedGroup(click.Group):

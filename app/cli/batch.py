@@ -220,16 +220,21 @@ def _answer(
     answerer = Answerer(loaded, draft=draft, max_running=arguments.parallel)
     progress = ProgressLine(quiet=arguments.quiet)
     answerer.engine.first_pass.report = progress.first_pass
-    numbers = None
-    if arguments.in_order:
-        numbers = [line.number for line in lines]
-    stream = ResultStream(sys.stdout, numbers, progress.before(sys.stdout))
+    output: ResultFile | ResultStream
+    if file is not None:
+        output = file
+    else:
+        numbers = None
+        if arguments.in_order:
+            numbers = [line.number for line in lines]
+        output = ResultStream(sys.stdout, numbers, progress.before(sys.stdout))
     try:
-        run = Batch(answerer, lines, file or stream, tally, arguments.parallel).run
+        run = Batch(answerer, lines, output, tally, arguments.parallel).run
         run(cancel, lambda batch, tokens: progress.update(tokens, batch.counts))
     finally:
         progress.clear()
-        stream.close()  # writes the results that it holds back
+        if file is None:
+            output.close()
 
 
 def _report(

@@ -76,7 +76,7 @@ def json_object(data: bytes, name: str, *, unique: bool = False) -> dict[str, ob
         raise UsageError(f"{name} is not JSON: {error.msg} at {place}") from None
     except ValueError as error:  # a repeated key, NaN, a number of thousands of digits
         reason = str(error)
-        if "digits" in reason:  # Python's text says how to allow them
+        if reason.startswith("Exceeds the limit"):  # of digits; Python's text says how to allow more
             reason = "a number is too long"
         raise UsageError(f"{name} is not JSON: {reason}") from None
     if not isinstance(value, dict):

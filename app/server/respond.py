@@ -83,12 +83,12 @@ async def answer(
     requests = commands(call, engine.new_ids(call.choices), card, defaults)
     answering = engine.submit(requests, watched=watched)
     try:
+        longest_wait = None
         if call.stream:
-            first = await answering.next(keep_alive_s)
-            headers = _unchecked(first)
-        else:
-            first = await answering.next()
-            headers = _unchecked(first)
+            longest_wait = keep_alive_s
+        first = await answering.next(longest_wait)
+        headers = _unchecked(first)
+        if not call.stream:
             while first is not None:
                 form.take(*first)
                 first = None if answering.over else await answering.next()

@@ -9,7 +9,6 @@ refused from it, so that no gigabytes are fetched.
 Guards: tests/models/registry/test_fetch_hub.py and test_malicious_hub.py.
 """
 
-import errno
 import glob
 import hashlib
 import logging
@@ -53,6 +52,7 @@ from headrace.models.registry.hub_client import (
 from headrace.models.registry.hub_files import choose_files
 from headrace.models.registry.hub_id import HubId
 from headrace.models.registry.progress import Progress, silent
+from headrace.runtime.config.files import DISK_FULL
 from headrace.runtime.errors import (
     CheckpointError,
     FetchError,
@@ -67,7 +67,6 @@ if TYPE_CHECKING:
 _API_TIMEOUT_SECONDS = 15.0  # for a list of files, a small answer
 _PART_TIMEOUT_SECONDS = 30.0  # of `HubFile.read`: up to a few megabytes
 _KEPT = "run it again: complete files are kept"
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,7 +383,7 @@ def explain(error: Exception, hub: HubId) -> HeadraceError:
         return FetchError(f"the hub answered {status} for {hub}", hint)
     if isinstance(error, errors.HFValidationError):
         return ModelNotFoundError(f"{hub} is not a name the hub allows")
-    if isinstance(error, OSError) and error.errno in _FULL:
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
         return FetchError(
             f"no space left in the hub's cache {constants.HF_HUB_CACHE} for {hub}",
             "make room, or set HF_HOME to a folder on another disk; complete files are kept",

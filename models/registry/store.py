@@ -12,7 +12,6 @@ old state or the new one. Nothing outside the store is written or deleted, and l
 Guard: tests/models/registry/test_store.py.
 """
 
-import errno
 import json
 import os
 import re
@@ -31,7 +30,7 @@ from headrace.models.checkpoint.json_object import without_nulls
 from headrace.models.checkpoint.safetensors import ORIGIN_FILE
 from headrace.models.registry.checksums import checksums
 from headrace.models.registry.progress import Progress, silent
-from headrace.runtime.config.files import read_regular, sync_file, sync_folder
+from headrace.runtime.config.files import DISK_FULL, read_regular, sync_file, sync_folder
 from headrace.runtime.config.paths import data_dir
 from headrace.runtime.errors import CheckpointError, HeadraceError, UsageError
 from headrace.runtime.machine.background import run_in_background
@@ -43,7 +42,6 @@ _LARGEST_ORIGIN = 1 << 20  # bytes of a headrace.json
 _OLD = ".old."  # begins the name, in .partial, of a model that is being replaced; no model's name starts with a dot
 INCOMPLETE = "no complete model, or one that was deleted from the hub's cache"
 """A name of the store without a model, as for other files that are put there."""
-_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 Build = Callable[[Path], Mapping[str, object]]
 """Writes a model into an empty directory, and returns facts for headrace.json, besides those it wrote there itself.
@@ -317,7 +315,7 @@ def _broken(name: str, entry: Path) -> CheckpointError:
 def _explain(error: OSError, root: Path) -> HeadraceError:
     """Return the error to raise for one of the store's file system."""
     where = error.filename or root
-    if error.errno in _FULL:
+    if error.errno in DISK_FULL:
         free = shutil.disk_usage(root).free / 1e9 if root.exists() else 0.0
         message = f"no space left for the model store {root} ({free:.1f} GB free)"
     else:

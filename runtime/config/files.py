@@ -12,6 +12,7 @@ measurements, indexes of files. tests/runtime/config/test_files.py and `python -
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -21,6 +22,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+DISK_FULL = frozenset([errno.ENOSPC, errno.EDQUOT])
+"""Error numbers of a disk, or a quota on it, without room."""
 _MIB = 1 << 20
 _MAX_CACHE_BYTES = 64 << 20  # of a cache file that is read: far above those in use
 _LEFT_S = 60.0  # least age of a leftover: its process may run in another container, where its number means nothing

@@ -59,6 +59,7 @@ def test_text_is_utf_8_with_or_without_a_mark() -> None:
         (b'{"a": NaN}', "the body is not JSON: NaN is not a JSON number"),
         (b'{"a": ' + b"1" * 5000 + b"}", "the body is not JSON: a number is too long"),
         (b'{"a": 1, "a": 2}', "appears twice"),
+        (b'{"digits": 1, "digits": 2}', "appears twice"),
         (b"[1]", "the body must be a JSON object"),
     ],
 )
