@@ -68,7 +68,7 @@ BLOCKS = {
     "IQ4_XS": (256, 136),
     "MXFP4": (32, 17),
 }
-# Their numbers in files.
+# Their numbers in files, as in the package gguf, which is slow to import: tests/models/gguf/test_tensors.py compares.
 _NUMBERS = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K",
     13: "Q5_K", 14: "Q6_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S",

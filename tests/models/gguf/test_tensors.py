@@ -5,6 +5,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from headrace.models.gguf import header
 from headrace.models.gguf.container import RawTensor
 from headrace.models.gguf.header import BLOCKS
 from headrace.models.gguf.tensors import GROUP_SIZE, Affine, to_affine, to_mxfp4, to_plain
@@ -187,3 +188,8 @@ def test_large_tensors_are_unpacked_in_chunks(monkeypatch: pytest.MonkeyPatch) -
     chunked = to_affine(raw("Q5_K", data))
     for name in ("weight", "scales", "biases"):
         np.testing.assert_array_equal(getattr(whole, name), getattr(chunked, name))
+
+
+def test_numbers_of_types_are_those_of_the_reference() -> None:
+    assert {number: gguf.GGMLQuantizationType(number).name for number in header._NUMBERS} == header._NUMBERS
+    assert set(header._NUMBERS.values()) == set(BLOCKS)
