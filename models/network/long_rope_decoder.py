@@ -31,7 +31,8 @@ class LongRopeDecoder(Decoder):
         super().__init__(config, parameters, ops, dtype)
         self.pages = False  # no blocks: see `kv_backend`
         self._history = TokenHistory(int((rope.scaling or {})["original_max_position_embeddings"]))
-        self._long = self.with_rope(make_rope(rope, config.head_dim, config.context_length, long=True))
+        self._long_rope = make_rope(rope, config.head_dim, config.context_length, long=True)
+        self._long = self.with_rope(self._long_rope)
 
     def kv_backend(self, options: KVOptions) -> KVBackend:
         """Buffers of sequences alone: those of one pass may need different factors."""
@@ -40,9 +41,15 @@ class LongRopeDecoder(Decoder):
         return BufferBackend(self.kv_shape, self._ops, options, alone=True)
 
     def with_ops(self, ops: Ops) -> "LongRopeDecoder":
-        twin = super().with_ops(ops)
+        return self._with_long(super().with_ops(ops))
+
+    def with_part(self, parameters: Parameters, layer: int | None) -> "LongRopeDecoder":
+        return self._with_long(super().with_part(parameters, layer))
+
+    def _with_long(self, twin: Decoder) -> "LongRopeDecoder":
+        """Return a changed copy of this decoder, whose `_long` is still the one from before the change."""
         assert isinstance(twin, LongRopeDecoder)
-        twin._long = Decoder.with_ops(self._long, ops)  # not its own: `_long` is a copy of this class without `_long`
+        twin._long = twin.with_rope(self._long_rope)
         return twin
 
     def embed(self, tokens: mx.array) -> mx.array:

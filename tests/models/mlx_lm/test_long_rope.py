@@ -10,6 +10,7 @@ from mlx.utils import tree_flatten
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.mlx_lm.network import MlxLmNetwork
+from headrace.models.network.parameters import Parameters
 from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import UnsupportedModelError
 from headrace.runtime.ops import reference
@@ -128,6 +129,32 @@ def test_a_profiled_copy_rotates_alike(directory: Path) -> None:
     for count in (9, 30):
         wanted = feed(network, new_cache(network, 64), TOKENS[:count], 40)
         assert mx.allclose(feed(twin, new_cache(twin, 64), TOKENS[:count], 40), wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("layer", [1, None])
+def test_a_part_that_is_read_anew_changes_on_both_sides_of_the_original_context(
+    directory: Path, tmp_path: Path, layer: int | None
+) -> None:
+    weights = mx.load(str(directory / "model.safetensors"))
+    assert isinstance(weights, dict)
+    within = "model.layers.1."
+    new = {
+        name: 1.5 * array if name.startswith(within) or (layer is None and "layers." not in name) else array
+        for name, array in weights.items()
+    }
+    expected = with_factors(directory, tmp_path / "new", SHORT)
+    (expected / "config.json").write_text(json.dumps(CONFIG))
+    mx.save_safetensors(str(expected / "model.safetensors"), new)
+    parameters = Parameters(open_checkpoint(expected), reference, mx.float32)
+    old = load_decoder(directory, reference)
+    changed = old.with_part(parameters, 1)
+    if layer is None:
+        changed = changed.with_part(parameters, None)
+    wanted = load_decoder(expected, reference)
+    for count in (ORIGINAL, 30):
+        logits = feed(wanted, new_cache(wanted, 64), TOKENS[:count], 40)
+        assert mx.allclose(feed(changed, new_cache(changed, 64), TOKENS[:count], 40), logits, atol=1e-4)
+        assert not mx.allclose(feed(old, new_cache(old, 64), TOKENS[:count], 40), logits, atol=1e-2)
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
