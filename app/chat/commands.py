@@ -299,22 +299,6 @@ def message_to_edit(conversation: Conversation, which: str) -> Message:
     return conversation.branch.last("user")
 
 
-def undo_trimming(conversation: Conversation) -> str:
-    """Undo the latest change of the messages left out."""
-    conversation.undo_trimming()
-    left = conversation.branch.not_sent
-    if not left:
-        return "all messages are sent again"
-    return f"{left} messages are left out"
-
-
-def summary_to_edit(conversation: Conversation) -> str:
-    """Return the summary of the messages left out, "" if there is none. Raises UsageError if all are sent."""
-    if not conversation.branch.not_sent:
-        raise UsageError("all messages are sent: there is no summary")
-    return conversation.session.summary
-
-
 def last_message(conversation: Conversation) -> Message:
     """Return the last message. Raises UsageError."""
     if not conversation.messages:

@@ -20,95 +20,41 @@ from headrace.app.chat.commands import (
     message_text,
     message_to_edit,
     parse_command,
-    summary_to_edit,
     switch_branch,
-    undo_trimming,
 )
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.session_branch import new_session
 from headrace.app.chat.turn import Turn
-from headrace.app.engine.events import Delta, LoadProgress, Ready, Repeats, SlowFirstPass, one_line
+from headrace.app.engine.events import LoadProgress, Ready, Repeats, SlowFirstPass, one_line
 from headrace.app.line_chat.terminal import PROMPT, LineTerminal
 from headrace.app.output.plain_output import PlainOutput
 from headrace.app.output.progress import stage_progress
 from headrace.app.output.rendered_markdown import MarkdownOutput
 from headrace.app.sessions.records import Message
+from headrace.models.text.thinking import NO_TEXT
 from headrace.runtime.errors import HeadraceError, UsageError
+from headrace.runtime.metrics.telemetry import Summary
 
 _POLL_S = 0.05  # between two polls: text appears within that time
 _TWICE_S = 2.0  # within which a second Ctrl-C at the prompt leaves
-_LISTED = 20  # sessions
 # Next steps by the engine's state, after a failure.
 _WAYS_OUT = {
     "failed": "/restart tries again, /model NAME takes another model",
     "dead": "the next message starts it again",
 }
-
-
-class AnswerText:
-    """Prints the text of answers, one after the other, and the figures of each at its end.
-
-    shows_thinking: print the text of thinking, not its head alone.
-    """
-
-    def __init__(
-        self, output: PlainOutput | MarkdownOutput, say: Callable[[str], None], *, shows_thinking: bool
-    ) -> None:
-        self.shows_thinking = shows_thinking
-        self._output = output
-        self._say = say
-        self._thinks = False  # the latest text is thinking
-        self._answer_id: int | None = None  # of the latest text; None after its end
-
-    def begin(self, turn: Turn | None) -> None:
-        """Await the text of a generation, which may go on with the thinking of an earlier part."""
-        self._thinks = turn is not None and turn.continuing and turn.leaf.by_kind.is_open
-
-    def interrupt(self) -> None:
-        """End the line, so that other output may follow."""
-        self._output.end()
-
-    def add(self, answer_id: int | None, thinking: str | None, content: str) -> None:
-        """Print a part of an answer.
-
-        answer_id: of its message; None if that could not be stored.
-        thinking: None for none.
-        """
-        if thinking is not None or content:
-            self._answer_id = answer_id
-        if thinking is not None:
-            if not self._thinks:
-                self._output.write("(thinking)\n")
-            self._thinks = True
-            if self.shows_thinking:
-                self._output.write(thinking)
-        if content:
-            if self._thinks:
-                self._output.end()
-                self._output.write("(answer)\n")
-            self._thinks = False
-            self._output.write(content)
-
-    def end(self, message: Message | None) -> None:
-        """End the text, with its figures if it has any. message: another one if the answer was deleted."""
-        self._output.end()
-        answer_id = self._answer_id
-        self._thinks = False
-        self._answer_id = None
-        if message is None or message.id != answer_id:
-            return
-        facts = []
-        if message.metrics is not None:
-            facts = summary_phrases(message.metrics)
-        if (ending := ENDINGS.get(message.finish_reason or "")) is not None:
-            _mark, words = ending
-            facts.append(words)
-        if facts:
-            self._say(f"({', '.join(facts)})")
+# Lines after a choice about a full context.
+_CHOSEN = {"summarise": "(summarising the oldest turns)", "new": "a new session"}
+_HELP_END = """\
+Lines pasted at once are one message. A leading // stands for one slash.
+A trailing \\ begins another line; so does Enter between \"\"\" and \"\"\".
+Ctrl-C stops an answer; Ctrl-D at the prompt ends."""
 
 
 class LineChat:
-    """One conversation at a time. A method with an `argument` is a command; it raises HeadraceError if refused."""
+    """One conversation at a time.
+
+    A method with an `argument` is a command: it returns the lines to show, or raises HeadraceError if it is refused.
+    """
 
     def __init__(
         self,
@@ -118,36 +64,43 @@ class LineChat:
         output: Callable[[Callable[[str], None]], PlainOutput | MarkdownOutput] = PlainOutput,
         show_thinking: bool = False,
     ) -> None:
-        """Take the parts of a chat. output: makes the output of answers' text, from a function that appends text."""
+        """Take the parts of a chat.
+
+        output: makes the output of answers' text, from a function that appends text.
+        show_thinking: print the text of thinking, not its head alone.
+        """
         self.conversation = conversation  # /new replaces it, with the same engine and store
         self._terminal = terminal
-        self._say = terminal.say
-        self._text = AnswerText(output(terminal.write), terminal.say, shows_thinking=show_thinking)
+        self._output = output(terminal.write)
+        self._shows_thinking = show_thinking
         self._progress = stage_progress()  # of a load
         self._first_pass = FirstPassLog(lambda text: terminal.say(f"({text})"))
         self._attached = ""  # `/file` lines for the next message
-        self._ended = False  # /quit was typed
+        self._turn: Turn | None = None  # the latest one, until its figures are printed
+        self._printed: Message | None = None  # the latest answer, as far as it is printed
         self._notice: str | None = None  # the latest that was printed
 
     def run(self) -> None:
         """Load the model, then read lines and carry them out until Ctrl-D or /quit."""
         interrupted_at = float("-inf")
         self._greet()
-        self._answer(self.conversation.load_model)
-        while not self._ended:
+        self._attempt(self.conversation.load_model)
+        while True:
             try:
-                self._carry_out(self._terminal.read_message())
+                self._ask_what_is_open()
+                text = self._terminal.read_message()
+                self._attempt(partial(self._carry_out, text))
             except EOFError:
-                self._say("")
+                self._terminal.say("")
                 return
             except KeyboardInterrupt:
-                self._say("")
+                self._terminal.say("")
                 if time.monotonic() < interrupted_at + _TWICE_S:
                     return
                 interrupted_at = time.monotonic()
-                self._say("Ctrl-C again quits, and so does Ctrl-D")
-            except HeadraceError as error:
-                self._show_error(error)
+                self._terminal.say("Ctrl-C again quits, and so does Ctrl-D")
+            except UsageError as error:  # of a line that cannot be read
+                self._say(one_line(str(error), error.hint))
 
     def close(self) -> None:
         """Store an unfinished answer and stop the engine. Raises SessionError if it cannot be stored."""
@@ -160,43 +113,56 @@ class LineChat:
         conversation = self.conversation
         session = conversation.session
         self._say("headrace, line by line: /help lists the commands, Ctrl-C stops an answer, Ctrl-D ends.")
-        if conversation.store.unsaved is not None:
-            self._say(conversation.store.unsaved)
+        self._say(conversation.store.unsaved)
         if conversation.messages:
             self._say(f"session {session.id}, {len(conversation.messages)} messages; the last ones:")
             self._show_end()
         if session.draft:
             self._say(f"typed before and not sent:\n{session.draft.whole}")
 
-    def _carry_out(self, text: str) -> None:
-        """Carry out a line: a slash command, or a message to send. Raises HeadraceError."""
+    # -- one line --------------------------------------------------------------------------------------------------
+
+    def _attempt(self, action: Callable[[], str | None]) -> bool:
+        """Carry out an action, and print its lines or its error, then the answer; return whether there was one."""
+        self._catch_up()
+        try:
+            self._say(action())
+        except HeadraceError as error:
+            self._say(one_line(str(error), error.hint))
+        is_asked = self.conversation.phase != "idle"
+        self._follow()
+        return is_asked
+
+    def _carry_out(self, text: str) -> str | None:
+        """Carry out a line: a slash command, or a message to send. Return the lines to show. Raises HeadraceError."""
         invocation = parse_command(text)
         if invocation is not None:
-            invocation.function(ACTIONS)(self, invocation.rest)
-        elif text.strip():
-            self._answer(lambda: self.conversation.send(self._attached + message_text(text)))
+            return invocation.function(ACTIONS)(self, invocation.rest)
+        if text.strip():
+            self.conversation.send(self._attached + message_text(text))
             self._attached = ""
+        return None
 
-    # -- answers ---------------------------------------------------------------------------------------------------
+    def _ask_what_is_open(self) -> None:
+        """Ask each open question once, and again after an answer that goes on."""
+        asked = set[str]()  # titles
+        while unasked := [question for question in self.conversation.questions if question.title not in asked]:
+            question = unasked[0]
+            asked.add(question.title)
+            choice = self._terminal.choose(f"{question.title.capitalize()}. {question.text}", question.answers)
+            if choice is not None and self._attempt(partial(_resolve, question.resolve, choice)):
+                asked.clear()
 
-    def _answer(self, ask: Callable[[], object]) -> None:
-        """Call `ask`, and print text until the model is loaded and no answer is written; Ctrl-C stops the answer."""
-        self._catch_up()
-        ask()
-        self._follow()
-        self._ask_what_is_open()
+    # -- the engine ------------------------------------------------------------------------------------------------
 
     def _catch_up(self) -> None:
         """Take in what came while a line was typed: the engine may have died. Nothing of it shares the next line."""
         self._poll()
-        self._progress.clear()
-        self._text.interrupt()
-        self._show_notice()
+        self._end_lines()
 
     def _follow(self) -> None:
-        """Print text until the model is loaded and no answer is written, and the figures and the notice then."""
+        """Print text until the model is loaded and no answer is written; Ctrl-C stops the answer."""
         conversation = self.conversation
-        self._text.begin(conversation.writer.active)
         self._terminal.interrupted()  # forgets an interrupt from before
         while True:
             interrupted = self._terminal.interrupted()
@@ -207,9 +173,7 @@ class LineChat:
             elif interrupted or conversation.engine.state != "loading":  # the model goes on loading after Ctrl-C
                 break
             time.sleep(_POLL_S)
-        self._progress.clear()
-        self._text.end(next(reversed(conversation.messages), None))
-        self._show_notice()
+        self._end_lines()
 
     def _poll(self) -> None:
         """Take in events of the engine: print an answer's text, and draw the progress of a load."""
@@ -224,17 +188,55 @@ class LineChat:
                 case SlowFirstPass():
                     self._first_pass.add(event.seconds)
                 case Repeats():
-                    self._text.interrupt()
+                    self._output.end()
                     self._say(f"({REPEATS}; Ctrl-C stops it)")
-                case Delta() if turn is not None and event.id == turn.id and not turn.summarising:
-                    self._progress.clear()
-                    answer_id = None
-                    if turn.answer is not None:
-                        answer_id = turn.answer.id
-                    thinking = None
-                    if event.kinds.opening or event.thinking:
-                        thinking = event.thinking
-                    self._text.add(answer_id, thinking, event.content)
+        if turn is not None:
+            self._turn = turn
+            if turn.answer is not None and turn.answer is not self._printed:
+                self._progress.clear()
+                self._print(turn.answer)
+
+    # -- output ----------------------------------------------------------------------------------------------------
+
+    def _say(self, text: str | None) -> None:
+        """Print lines, if there are any."""
+        if text:
+            self._terminal.say(text)
+
+    def _print(self, answer: Message) -> None:
+        """Print what an answer has beyond the text of it that is printed."""
+        before = NO_TEXT
+        if self._printed is not None and self._printed.id == answer.id:
+            before = self._printed.by_kind
+        self._printed = answer
+        text = answer.by_kind
+        if text.thinking is not None:
+            if before.thinking is None:
+                self._output.write("(thinking)\n")
+            if self._shows_thinking:
+                self._output.write(text.thinking[len(before.thinking or "") :])
+            if text.content and not before.content:
+                self._output.end()
+                self._output.write("(answer)\n")
+        self._output.write(text.content[len(before.content) :])
+
+    def _end_lines(self) -> None:
+        """End progress and text, then print the figures of the answer and the notice, once."""
+        self._progress.clear()
+        self._output.end()
+        if self._turn is not None and self._turn.answer is not None:
+            self._say(_figures(self._turn.metrics, self._turn.reason))
+        self._turn = None
+        conversation = self.conversation
+        notice = conversation.notice
+        if (failure := conversation.failure) is not None:
+            notice = f"{failure}; {_WAYS_OUT[conversation.engine.state]}"
+        if notice != self._notice:
+            self._say(notice)
+        self._notice = notice
+        if conversation.trimming.returned is not None:
+            conversation.trimming.returned = None
+            self._say("the message was not sent")
 
     def _show_end(self) -> None:
         """Print the last question and its answer."""
@@ -242,116 +244,51 @@ class LineChat:
             if message.role == "user":
                 self._say(PROMPT + message.content)
             else:
-                text = message.by_kind
-                self._text.add(message.id, text.thinking, text.content)
-                self._text.end(message)
-
-    # -- notices and questions -------------------------------------------------------------------------------------
-
-    def _show_error(self, error: HeadraceError) -> None:
-        self._say(one_line(str(error), error.hint))
-
-    def _show_notice(self) -> None:
-        """Print the conversation's notice and the way out of a failure, once."""
-        conversation = self.conversation
-        notice = conversation.notice
-        if (failure := conversation.failure) is not None:
-            notice = f"{failure}; {_WAYS_OUT[conversation.engine.state]}"
-        if notice is not None and notice != self._notice:
-            self._say(notice)
-        self._notice = notice
-        if conversation.trimming.returned is not None:
-            conversation.trimming.returned = None
-            self._say("the message was not sent")
-
-    def _ask_what_is_open(self) -> None:
-        """Ask each open question once, and again after an answer that goes on."""
-        asked = set[str]()  # titles
-        while unasked := [question for question in self.conversation.questions if question.title not in asked]:
-            question = unasked[0]
-            asked.add(question.title)
-            choice = self._terminal.choose(f"{question.title.capitalize()}. {question.text}", question.answers)
-            if choice is None:
-                continue
-            self._catch_up()
-            try:
-                question.resolve(choice)
-            except HeadraceError as error:
-                self._show_error(error)
-                continue
-            if choice == "new":
-                self._say("a new session")
-            if self.conversation.phase == "summarising":
-                self._say("(summarising the oldest turns)")
-            if self.conversation.phase != "idle":
-                asked.clear()
-                self._follow()
-            self._show_notice()
-
-    def _new_text(self, what: str, old: str, shown: str) -> str | None:
-        """Show a text, and return the one typed in place of it; None if that is empty, the same or given up."""
-        self._say(f"{shown}\nType the new {what}; an empty line leaves it.")
-        text = self._terminal.read_or_leave(PROMPT)
-        if text is None or not text.strip() or text == old:
-            return None
-        return text
+                self._printed = None
+                self._print(message)
+                self._output.end()
+                self._say(_figures(message.metrics, message.finish_reason))
 
     # -- commands --------------------------------------------------------------------------------------------------
 
-    def help(self, _argument: str) -> None:
-        for command in COMMANDS:
-            if command.name in ACTIONS:
-                self._say(f"{command.usage}: {command.about}")
-        self._say("Lines pasted at once are one message. A leading // stands for one slash.")
-        self._say('A trailing \\ begins another line; so does Enter between """ and """.')
-        self._say("Ctrl-C stops an answer; Ctrl-D at the prompt ends.")
+    def help(self, _argument: str) -> str:
+        lines = [f"{command.usage}: {command.about}" for command in COMMANDS if command.name in ACTIONS]
+        return "\n".join([*lines, _HELP_END])
 
-    def ask(self, _argument: str, *, request: Callable[[Conversation], None]) -> None:
-        self._answer(lambda: request(self.conversation))
+    def in_every_chat(self, argument: str, *, name: str) -> str:
+        return IN_EVERY_CHAT[name](self.conversation, argument)
 
-    def in_every_chat(self, argument: str, *, name: str) -> None:
-        if text := IN_EVERY_CHAT[name](self.conversation, argument):
-            self._say(text)
-
-    def model(self, argument: str) -> None:
+    def model(self, argument: str) -> str | None:
         from headrace.app.chat.download_plan import check_model_name, download_plan  # late: many imports
 
         if not argument:
             loaded = "no model is loaded"
             if (card := self.conversation.engine.card) is not None:
                 loaded = card.name
-            self._say(f"{loaded}; /model NAME takes another one")
-            return
+            return f"{loaded}; /model NAME takes another one"
         check_model_name(argument)
         plan = download_plan(argument)
         if plan is None or self._terminal.agreed(f"{plan.verb} {plan.name}? {plan.download}; {plan.room}"):
-            self._answer(lambda: self.conversation.set_model(argument))
+            self.conversation.set_model(argument)
+        return None
 
-    def think(self, _argument: str) -> None:
-        self._text.shows_thinking = not self._text.shows_thinking
-        state = "printed" if self._text.shows_thinking else "left out"
-        self._say(f"thinking is {state}")
+    def think(self, _argument: str) -> str:
+        self._shows_thinking = not self._shows_thinking
+        return "thinking is printed" if self._shows_thinking else "thinking is left out"
 
-    def file(self, argument: str) -> None:
+    def file(self, argument: str) -> str:
         """Keep a file for the next message."""
         line, what = attach(argument)
         self._attached += line
-        self._say(f"{what} attached to the next message")
+        return f"{what} attached to the next message"
 
     def edit(self, argument: str) -> None:
         message = message_to_edit(self.conversation, argument)
-        text = self._new_text("text", message.content, message.content)
-        if text is not None:
-            self._answer(lambda: self.conversation.edit(message.id, text))
-
-    def summary(self, argument: str) -> None:
-        if argument == "undo":
-            self._say(undo_trimming(self.conversation))
-            return
-        summary = summary_to_edit(self.conversation)
-        text = self._new_text("summary", summary, summary or "no summary")
-        if text is not None:
-            self.conversation.set_summary(text)
+        self._say(f"{message.content}\nType the new text; an empty line leaves it.")
+        text = self._terminal.read_or_leave(PROMPT)
+        if text is not None and text.strip() and text != message.content:
+            self._catch_up()
+            self.conversation.edit(message.id, text)
 
     def branch(self, argument: str) -> None:
         switch_branch(self.conversation, argument)
@@ -363,48 +300,45 @@ class LineChat:
             self.conversation.remove(last.id)
             self._show_end()
 
-    def new(self, _argument: str) -> None:
+    def new(self, _argument: str) -> str:
         conversation = self.conversation
         self.conversation = conversation.open(new_session(conversation.store, conversation.session))
-        self._say("a new session")
-
-    def sessions(self, _argument: str) -> None:
-        for entry in self.conversation.store.sessions(_LISTED):
-            title = " ".join(entry.title.split()) or "empty"
-            self._say(f"{entry.session.id}: {title}, {entry.messages} messages")
-        self._say("`headrace --plain --resume ID` continues one")
-
-    def search(self, argument: str) -> None:
-        from headrace.app.sessions.search import search
-
-        if not argument:
-            raise UsageError("/search WORDS")
-        hits = search(self.conversation.store, argument)
-        for hit in hits:
-            self._say(f"{hit.session_id}, {hit.role}: {' '.join(hit.snippet.split())}")
-        if not hits:
-            self._say("nothing found")
+        return "a new session"
 
     def quit(self, _argument: str) -> None:
-        self._ended = True
+        raise EOFError  # ends `run`, as Ctrl-D does
 
 
-ACTIONS: Mapping[str, Callable[[LineChat, str], None]] = {
+def _resolve(resolve: Callable[[str], None], choice: str) -> str:
+    """Carry out a choice about an open question, and return the line to show."""
+    resolve(choice)
+    return _CHOSEN.get(choice, "")
+
+
+def _figures(metrics: Summary | None, reason: str | None) -> str:
+    """Return the line below an answer: its figures, and the reason for its end if that is not `stop`."""
+    facts = []
+    if metrics is not None:
+        facts = summary_phrases(metrics)
+    if (ending := ENDINGS.get(reason or "")) is not None:
+        _mark, words = ending
+        facts.append(words)
+    return f"({', '.join(facts)})" if facts else ""
+
+
+ACTIONS: Mapping[str, Callable[[LineChat, str], str | None]] = {
     **{name: partial(LineChat.in_every_chat, name=name) for name in IN_EVERY_CHAT},
     "help": LineChat.help,
     "model": LineChat.model,
     "file": LineChat.file,
-    "regen": partial(LineChat.ask, request=Conversation.regenerate),
-    "continue": partial(LineChat.ask, request=Conversation.continue_answer),
+    "regen": lambda chat, _: chat.conversation.regenerate(),
+    "continue": lambda chat, _: chat.conversation.continue_answer(),
     "edit": LineChat.edit,
-    "summary": LineChat.summary,
     "branch": LineChat.branch,
     "delete": LineChat.delete,
     "new": LineChat.new,
-    "sessions": LineChat.sessions,
-    "search": LineChat.search,
     "think": LineChat.think,
-    "restart": partial(LineChat.ask, request=Conversation.restart_engine),
+    "restart": lambda chat, _: chat.conversation.restart_engine(),
     "quit": LineChat.quit,
 }
 """Actions by the names of their commands."""
