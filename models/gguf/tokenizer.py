@@ -22,6 +22,7 @@ from headrace.models.gguf.vocabulary import SpecialIds, read_special_ids
 from headrace.models.text.detokenizer import spelled
 from headrace.models.text.longest_match import longest_match
 from headrace.models.text.vocabulary import (
+    BYTE,
     NORMAL,
     SPECIAL,
     USER_DEFINED,
@@ -172,9 +173,9 @@ def _sentencepiece(unknown: str | None, prefix: bool) -> Tokenizer:
 
 
 def _stated_merges(metadata: Metadata, vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
-    """Yield the left and right parts of the merges, except those that make a control token."""
+    """Yield the left and right parts of the merges, except those that make a control token or a byte's."""
     tokens = set(vocabulary.tokens)
-    control = {vocabulary.tokens[index] for index in vocabulary.ids_of(*SPECIAL)}
+    unmade = {vocabulary.tokens[index] for index in vocabulary.ids_of(*SPECIAL, BYTE)}
     for text in metadata.texts("tokenizer.ggml.merges"):
         # The separator is the first space after the first character: byte-level texts contain no other.
         cut = text.find(" ", 1)
@@ -182,7 +183,7 @@ def _stated_merges(metadata: Metadata, vocabulary: Vocabulary) -> Iterator[tuple
         right = text[cut + 1 :]
         if cut < 0 or left not in tokens or right not in tokens or left + right not in tokens:
             raise CheckpointError(f"the merge {text[:40]!r} names a token that is not in the vocabulary")
-        if left + right not in control:
+        if left + right not in unmade:
             yield left, right
 
 

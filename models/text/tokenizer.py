@@ -26,7 +26,13 @@ from headrace.models.text.recipients import RecipientStream, has_recipients
 from headrace.models.text.response_tags import ResponseStream, asks_for_tags
 from headrace.models.text.template_text import TemplateText
 from headrace.models.text.thinking_forms import TaggedStream, ThinkingForm, ThinkingStream, thinking_form
-from headrace.models.text.tokenizers_library import PanicError, library_errors, load_tokenizer, panics_hidden
+from headrace.models.text.tokenizers_library import (
+    PanicError,
+    keep_byte_names,
+    library_errors,
+    load_tokenizer,
+    panics_hidden,
+)
 from headrace.runtime.config.typed import as_mapping
 from headrace.runtime.errors import CheckpointError, ContextLimitError, UsageError
 
@@ -80,6 +86,7 @@ class Tokenizer:
             rust = load_tokenizer(file)
         else:
             rust, configs["tokenizer_config.json"] = read_other_format(directory, configs["tokenizer_config.json"])
+        keep_byte_names(rust)
         rust.no_padding()
         rust.no_truncation()
         return cls(rust, configs, read_sources(directory, configs["tokenizer_config.json"]))

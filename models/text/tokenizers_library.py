@@ -130,6 +130,23 @@ def load_tokenizer(file: Path) -> "Tokenizer":
             return Tokenizer.from_buffer(content)
 
 
+def keep_byte_names(tokenizer: "Tokenizer") -> None:
+    """Change a unigram tokenizer to read the name of a byte token in a text, such as <0x41>, as text.
+
+    SentencePiece makes byte tokens of characters that its vocabulary lacks. The library looks up the names in every
+    text, too. Text is cut within such a name, so that no token of a whole one matches.
+    """
+    from tokenizers import Regex, models, pre_tokenizers
+
+    if not isinstance(tokenizer.model, models.Unigram):  # merges make no byte tokens
+        return
+    if all(tokenizer.token_to_id(f"<0x{byte:02X}>") is None for byte in range(256)):
+        return
+    cut = pre_tokenizers.Split(Regex("<(?=0x[0-9A-F]{2}>)"), behavior="merged_with_previous")
+    earlier = tokenizer.pre_tokenizer
+    tokenizer.pre_tokenizer = cut if earlier is None else pre_tokenizers.Sequence([earlier, cut])
+
+
 class _Steps(TypedDict, total=False):
     """Those parts of tokenizer.json that change texts. Reading them skips the vocabulary, which takes 0.3 s."""
 

@@ -183,6 +183,17 @@ def test_plain_text_never_becomes_a_control_token(case: str) -> None:
         assert all(types[index] != 3 for index in tokenizer.encode(text, add_special_tokens=False).ids)
 
 
+def test_merges_cannot_build_a_byte_token() -> None:
+    characters = [*"<0x41>b"]
+    parts = ["<0", "<0x", "<0x4", "1>"]
+    tokens = ["<unk>", *characters, *parts, "<0x41>"]
+    kinds = [2, *[1] * (len(tokens) - 2), 6]
+    merges = ["< 0", "<0 x", "<0x 4", "1 >", "<0x4 1>"]
+    changes = {"model": "gemma4", "tokens": tokens, "token_type": kinds, "merges": merges, "bos_token_id": None}
+    tokenizer, _ = build("characters", **changes, eos_token_id=None, unknown_token_id=0)
+    assert tokenizer.encode("b<0x41>").tokens == ["b", "<0x4", "1>"]
+
+
 def test_merges_cannot_build_a_control_token() -> None:
     stored = VOCABULARIES["byte_level"]
     tokens = [*stored["tokens"], "zq"]

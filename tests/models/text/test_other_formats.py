@@ -4,7 +4,7 @@ import base64
 import io
 import json
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,6 +41,7 @@ KIMI = (
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 TEXTS = [*NASTY, "the inner é 你好 你", "THE Inner's 1234\n\n\n  == they're", "東京タワー the Straße"]
+LINES = [line for text in NASTY for line in text.splitlines() if line.strip() and "\0" not in line]
 
 
 def merged(pattern: str, text: str, offset: int) -> list[int]:
@@ -199,9 +200,8 @@ def test_longest_match_refuses_too_many_tokens() -> None:
 @pytest.fixture(scope="module", params=["bpe", "unigram"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("sentencepiece")
-    lines = [line for text in NASTY for line in text.splitlines() if line.strip() and "\0" not in line]
     readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8").splitlines()
-    (directory / "corpus.txt").write_text("\n".join([*lines, *readme]), encoding="utf-8")
+    (directory / "corpus.txt").write_text("\n".join([*LINES, *readme]), encoding="utf-8")
     sentencepiece.SentencePieceTrainer.train(
         input=str(directory / "corpus.txt"), model_prefix=str(directory / "tokenizer"), model_type=request.param,
         vocab_size=600, byte_fallback=True, character_coverage=0.99, control_symbols=["[INST]"], minloglevel=2,
@@ -246,8 +246,17 @@ def test_a_sentencepiece_with_spaces_after_words_is_refused(tmp_path: Path) -> N
         Tokenizer.load(tmp_path)
 
 
-def trained(**options: Any) -> bytes:
-    lines = [line for text in NASTY for line in text.splitlines() if line.strip() and "\0" not in line]
+def test_names_of_bytes_are_text_to_a_sentencepiece_without_their_characters(tmp_path: Path) -> None:
+    lines = [f"{word} <04 {word[::-1]} 1>" for word in ("alpha", "beta", "gamma", "delta")]
+    (tmp_path / "tokenizer.model").write_bytes(trained(lines, model_type="unigram"))
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    tokenizer = Tokenizer.load(tmp_path)
+    for text in ("<0x41>", "alpha <0x0A><0xFF> beta", "<<0x04>>", "<0xFF", "0x41>"):
+        assert tokenizer.encode(text) == theirs.encode(text), text
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def trained(lines: Iterable[str] = LINES, **options: Any) -> bytes:
     written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines), model_writer=written, vocab_size=700, hard_vocab_limit=False, minloglevel=2,

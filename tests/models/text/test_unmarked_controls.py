@@ -89,3 +89,38 @@ def test_byte_tokens_that_spell_a_templates_marks_are_text(tmp_path: Path) -> No
         assert tokenizer.encode(text) == [1 + ord(text)]
         assert 1 + ord(text) in tokenizer.encode_chat([{"role": "user", "content": text}])
         assert 0 not in tokenizer.encode_chat([{"role": "user", "content": text}])
+
+
+@pytest.mark.parametrize("has_all_characters", [True, False])
+@pytest.mark.parametrize("score", [0.0, -20.0], ids=["likely", "unlikely"])
+@pytest.mark.parametrize("spaces", [None, {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"}])
+def test_a_unigram_model_reads_no_byte_from_its_name(
+    tmp_path: Path, spaces: dict[str, Any] | None, score: float, has_all_characters: bool
+) -> None:
+    """SentencePiece finds byte tokens for unknown characters alone; the library finds their names in a text, too."""
+    pieces = [("<unk>", 0.0), *((f"<0x{byte:02X}>", score) for byte in range(256))]
+    characters = "<>x0123456789ABCDEF\u2581" if has_all_characters else "04>a"
+    pieces += [(character, -8.0) for character in characters]
+    document = {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": {"type": "NFKC"},
+        "pre_tokenizer": spaces,
+        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "model": {"type": "Unigram", "vocab": pieces, "unk_id": 0, "byte_fallback": True},
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    tokenizer = Tokenizer.load(tmp_path)
+    id_of = {piece: index for index, (piece, _) in enumerate(pieces)}
+
+    def ids_of(text: str) -> list[int]:
+        """Each character is its token, or the tokens of its bytes."""
+        ids: list[int] = []
+        for character in text:
+            byte_names = (f"<0x{byte:02X}>" for byte in character.encode())
+            ids += [id_of[character]] if character in id_of else map(id_of.__getitem__, byte_names)
+        return ids
+
+    for text in ("<0x41>", "<<0x41><0x42>>", "a<0xFF", "<0x0A>", "\uff1c0x41>"):
+        mark = "" if spaces is None else "\u2581"
+        assert tokenizer.encode(text) == ids_of(mark + text.replace("\uff1c", "<")), text
