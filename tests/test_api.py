@@ -8,11 +8,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 import headrace
 from headrace import CancelFlag, Completed, HeadraceError, Model, SamplingParams, StepRecord, TextChunk, load, predict

@@ -9,12 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
+from msgspec.structs import replace
 
 from headrace import AnswerStream, CancelFlag, Completed, EngineError, Model, SamplingParams, TextChunk, load
 from headrace.app.answer.answerer import Answerer

@@ -81,12 +81,25 @@ def test_completing_a_models_name_imports_nothing_heavy(tmp_path: Path) -> None:
 
 @pytest.mark.real
 def test_an_ordinary_run_of_the_default_model_starts_lean(tmp_path: Path, default_model: Path) -> None:
-    """It imports mlx, tokenizers, click. Nothing else that is large."""
+    """It imports mlx, tokenizers, click, msgspec. Nothing else that is large."""
     home = default_model.parents[2]
     modules = imported_by(tmp_path, "run", "Say hello.", "-n", "2", home=home)
     assert {"mlx", "tokenizers"} <= modules
-    heavy = {"transformers", "mlx_lm", "textual", "numpy", "gguf", "huggingface_hub", "torch", "msgspec", "llguidance"}
+    heavy = {"transformers", "mlx_lm", "textual", "numpy", "gguf", "huggingface_hub", "torch", "llguidance"}
     assert not heavy & modules
+
+
+def test_records_are_structs() -> None:
+    """Left are events of textual and the arguments of a model of mlx-lm, whose base classes expect a dataclass."""
+    with_dataclasses = {
+        str(path.relative_to(ROOT))
+        for folder in ("app", "models", "runtime")
+        for path in (ROOT / folder).rglob("*.py")
+        if "dataclass" in path.read_text()
+    }
+    of_textual = {"app/tui/input/prompt.py", "app/tui/input/search_bars.py", "app/tui/transcript/transcript.py"}
+    of_mlx_lm = {"models/mlx_lm/deepseek_v4.py"}
+    assert with_dataclasses == of_textual | of_mlx_lm
 
 
 def test_shares_are_formatted_in_one_place() -> None:

@@ -8,8 +8,10 @@ Guard: tests/app/answer/test_answerer.py.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
+
+from msgspec import Struct, field
+from msgspec.structs import asdict, replace
 
 from headrace.app.answer.repetition import RepetitionDetector
 from headrace.app.answer.usage import finish_reason, named_figures
@@ -37,8 +39,7 @@ _CUT_BY: Mapping[EndedBy, str] = {
 """Words for the ends of `EndedBy` that cut an answer short."""
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedPrompt:
+class EncodedPrompt(Struct, frozen=True):
     """A prompt as token ids.
 
     opening: text of the answer that the chat template wrote.

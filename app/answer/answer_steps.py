@@ -10,9 +10,10 @@ Guard: tests/app/answer/test_answer_steps.py.
 import json
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct, field
 
 if TYPE_CHECKING:  # the chat's first frame does not import it
     from headrace.models.text.events import Completed, TextChunk
@@ -43,8 +44,7 @@ class StepText(NamedTuple):
         return "".join(self.pieces)
 
 
-@dataclass(slots=True)
-class AnswerSteps:
+class AnswerSteps(Struct):
     """Steps of an answer, in order. `latencies_s` may be shorter while the answer grows.
 
     start: characters of the answer before the first step: an earlier part, or text that the chat template wrote.

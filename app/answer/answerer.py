@@ -14,9 +14,10 @@ tests/test_api_threads.py for the threads.
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
+
+from msgspec.structs import replace
 
 from headrace.app.answer.answer import Answer, EncodedPrompt, TextEvent
 from headrace.app.answer.options import AnswerOptions, recommended_options

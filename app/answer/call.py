@@ -7,7 +7,8 @@ Guards: tests/app/server/test_openai.py, test_responses.py and test_anthropic.py
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from headrace.app.answer.options import AnswerOptions
 from headrace.models.text.thinking import Thinking
@@ -21,8 +22,7 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _LEVELS = {"minimal": "low", "xhigh": "high", "max": "high"}
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """A request for answers: to a conversation, or to texts that are continued as they are.
 
     model: name that it asks for; None: any.

@@ -7,9 +7,10 @@ Guard: tests/test_api.py.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Any
+
+from msgspec import Struct, field
 
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.messages import tool_call
@@ -21,8 +22,7 @@ from headrace.runtime.metrics.telemetry import Summary
 from headrace.runtime.sampling.params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Generation:
+class Generation(Struct, frozen=True):
     """A finished answer; `str` of it is its text.
 
     text: all of it, thinking and its tags included.

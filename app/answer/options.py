@@ -7,9 +7,11 @@ CONTRIBUTING.md ("Answer option") lists what a new field needs besides; `tests/a
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.models.text.structured.schema_check import schema_text
 from headrace.models.text.structured.source import GrammarSource
@@ -23,6 +25,7 @@ from headrace.runtime.config.value_types import (
     Texts,
     TokenLimit,
     ValueType,
+    kinds_of,
     read_value,
 )
 from headrace.runtime.errors import UsageError
@@ -34,13 +37,12 @@ DEFAULT_MAX_TOKENS = 2048
 """Longest answer outside the chat."""
 GRAMMARS = ("schema", "regex", "grammar")
 """Options that constrain an answer; at most one is set."""
-_SAMPLING = frozenset(row.name for row in fields(SamplingParams))
+_SAMPLING = frozenset(SamplingParams.__struct_fields__)
 # Options that a model's generation_config.json may recommend.
 _RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
-@dataclass(frozen=True, slots=True)
-class ThinkingValue:
+class ThinkingValue(Struct, frozen=True):
     """On, off, a level, or a budget in tokens. `on` and `off` are read as true and false."""
 
     def read(self, value: object) -> Thinking:
@@ -62,8 +64,7 @@ class ThinkingValue:
         return f"on, off, {', '.join(LEVELS)} or a number of tokens"
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerOption:
+class AnswerOption(Struct, frozen=True):
     """A row of the table.
 
     kind: the type of its values, which reads and checks them.
@@ -80,55 +81,74 @@ class AnswerOption:
     example: float | str | bool | None = None
 
 
-def _option(kind: ValueType[object], help: str, *, short: str = "", default: str = "", example: Any = None) -> Any:
-    """Return a dataclass field of `AnswerOptions`, not set by default, with its row of the table."""
-    return field(default=None, metadata={"option": AnswerOption(kind, help, short, default, example)})
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerOptions:
+class AnswerOptions(Struct, frozen=True):
     """Options of an answer. None: not set. `read` checks values; the constructor takes checked ones."""
 
-    temperature: float | None = _option(
-        RANGES["temperature"], "Sampling temperature; 0 is greedy", short="-t", default="the model's, else 0",
-        example=0.7,
-    )  # fmt: skip
-    top_k: int | None = _option(RANGES["top_k"], "Number of most likely tokens kept; 0 is off", example=40)
-    top_p: float | None = _option(RANGES["top_p"], "Probability mass of the tokens kept; 1 is off", example=0.95)
-    min_p: float | None = _option(RANGES["min_p"], "Least probability kept, relative to the best token's", example=0.05)
-    repetition_penalty: float | None = _option(
-        RANGES["repetition_penalty"], "Penalty on tokens seen before; 1 is off", example=1.1
-    )
-    presence_penalty: float | None = _option(
-        RANGES["presence_penalty"], "Amount subtracted once from tokens generated before", example=0.0
-    )
-    frequency_penalty: float | None = _option(
-        RANGES["frequency_penalty"], "Amount subtracted per occurrence of a token", example=0.0
-    )
-    logit_bias: Mapping[int, float] | None = _option(RANGES["logit_bias"], "Amount added to one token's logit")
-    seed: int | None = _option(RANGES["seed"], "Random seed; same seed, same machine, same answer", example=1)
-    max_tokens: int | None = _option(
-        TokenLimit(),
-        "Longest answer in tokens; -1: any",
-        short="-n",
-        default=str(DEFAULT_MAX_TOKENS),
-        example=2048,
-    )
-    stop: tuple[str, ...] | None = _option(Texts(), "Text that ends the answer")
-    speculate: str | None = _option(
-        OneOf(SPECULATE), "Source of draft tokens; same answer", default="auto", example="off"
-    )
-    thinking: bool | int | str | None = _option(
-        ThinkingValue(), "Thinking: on, off, a level, or a budget in tokens, where the model allows it", example=False
-    )
-    chat_template_kwargs: Mapping[str, object] | None = _option(
-        JSONObject(), "Variables of the model's chat template, such as preserve_thinking"
-    )
-    schema: Mapping[str, object] | bool | None = _option(
-        JSONSchema(), "JSON schema that the answer fits, or `object` for any JSON object"
-    )
-    regex: str | None = _option(Text(), "Regular expression that the whole answer matches")
-    grammar: str | None = _option(TextFile(), "Lark grammar that the answer follows")
+    temperature: Annotated[
+        float | None,
+        AnswerOption(
+            RANGES["temperature"],
+            "Sampling temperature; 0 is greedy",
+            short="-t",
+            default="the model's, else 0",
+            example=0.7,
+        ),
+    ] = None
+    top_k: Annotated[
+        int | None, AnswerOption(RANGES["top_k"], "Number of most likely tokens kept; 0 is off", example=40)
+    ] = None
+    top_p: Annotated[
+        float | None, AnswerOption(RANGES["top_p"], "Probability mass of the tokens kept; 1 is off", example=0.95)
+    ] = None
+    min_p: Annotated[
+        float | None,
+        AnswerOption(RANGES["min_p"], "Least probability kept, relative to the best token's", example=0.05),
+    ] = None
+    repetition_penalty: Annotated[
+        float | None, AnswerOption(RANGES["repetition_penalty"], "Penalty on tokens seen before; 1 is off", example=1.1)
+    ] = None
+    presence_penalty: Annotated[
+        float | None,
+        AnswerOption(RANGES["presence_penalty"], "Amount subtracted once from tokens generated before", example=0.0),
+    ] = None
+    frequency_penalty: Annotated[
+        float | None,
+        AnswerOption(RANGES["frequency_penalty"], "Amount subtracted per occurrence of a token", example=0.0),
+    ] = None
+    logit_bias: Annotated[
+        Mapping[int, float] | None, AnswerOption(RANGES["logit_bias"], "Amount added to one token's logit")
+    ] = None
+    seed: Annotated[
+        int | None, AnswerOption(RANGES["seed"], "Random seed; same seed, same machine, same answer", example=1)
+    ] = None
+    max_tokens: Annotated[
+        int | None,
+        AnswerOption(
+            TokenLimit(), "Longest answer in tokens; -1: any", short="-n", default=str(DEFAULT_MAX_TOKENS), example=2048
+        ),
+    ] = None
+    stop: Annotated[tuple[str, ...] | None, AnswerOption(Texts(), "Text that ends the answer")] = None
+    speculate: Annotated[
+        str | None, AnswerOption(OneOf(SPECULATE), "Source of draft tokens; same answer", default="auto", example="off")
+    ] = None
+    thinking: Annotated[
+        bool | int | str | None,
+        AnswerOption(
+            ThinkingValue(),
+            "Thinking: on, off, a level, or a budget in tokens, where the model allows it",
+            example=False,
+        ),
+    ] = None
+    chat_template_kwargs: Annotated[
+        Mapping[str, object] | None,
+        AnswerOption(JSONObject(), "Variables of the model's chat template, such as preserve_thinking"),
+    ] = None
+    schema: Annotated[
+        Mapping[str, object] | bool | None,
+        AnswerOption(JSONSchema(), "JSON schema that the answer fits, or `object` for any JSON object"),
+    ] = None
+    regex: Annotated[str | None, AnswerOption(Text(), "Regular expression that the whole answer matches")] = None
+    grammar: Annotated[str | None, AnswerOption(TextFile(), "Lark grammar that the answer follows")] = None
 
     @classmethod
     def read(
@@ -223,7 +243,7 @@ class AnswerOptions:
         return cls(**{name: getattr(params, name) for name in _SAMPLING})
 
 
-OPTIONS: Mapping[str, AnswerOption] = {row.name: row.metadata["option"] for row in fields(AnswerOptions)}
+OPTIONS: Mapping[str, AnswerOption] = kinds_of(AnswerOptions)
 """The table, by name."""
 DEFAULTS = AnswerOptions(max_tokens=DEFAULT_MAX_TOKENS)
 """Options outside the chat, where nothing else is set."""

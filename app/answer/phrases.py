@@ -6,7 +6,8 @@ Guard: tests/app/answer/test_phrases.py.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
+
+from msgspec.structs import asdict
 
 from headrace.app.answer.options import SamplingSource
 from headrace.runtime.metrics.telemetry import Summary

@@ -9,8 +9,9 @@ Guards: tests/models/text/test_prefix_difference.py.
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, to_builtins
 
 from headrace.models.text.prefix_difference import PrefixDifference, first_difference
 from headrace.runtime.errors import HeadraceError
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 _KEPT = 8  # earlier sequences that a prompt is compared with
 
 
-@dataclass(frozen=True, slots=True)
-class PromptReuse:
+class PromptReuse(Struct, frozen=True):
     """Reuse of one prompt, in tokens.
 
     reused: found in the cache.
@@ -39,7 +39,8 @@ class PromptReuse:
 
     def document(self) -> dict[str, object]:
         """Return a JSON document."""
-        return asdict(self)
+        document: dict[str, object] = to_builtins(self)
+        return document
 
 
 class ReuseLog:

@@ -6,8 +6,9 @@ records. Bytes and FLOPs are computed from shapes, bandwidth is measured.
 Guards: tests/app/answer/test_sentence.py; tests/tui/decode/test_meters.py for the panel.
 """
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from headrace.app.output.sanitise import sanitise
 from headrace.runtime.metrics.cost import StepLimit, step_limit
@@ -22,8 +23,7 @@ _ALL = 0.995  # share of a step from which all of it counts as reading: it round
 ABOVE_PEAK = 1.005  # share of a measured peak from which it is above it: less rounds to 100 %
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepFigures:
+class StepFigures(Struct, frozen=True, kw_only=True):
     """Means over decode steps, and limits of the machine; None if unknown.
 
     step_bytes: read and written by a step.

@@ -7,8 +7,9 @@ Guard: tests/app/batch/test_parse.py.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct, field
 
 from headrace.app.answer.call import Call
 from headrace.app.answer.options import AnswerOptions
@@ -19,8 +20,7 @@ Form = Literal["plain", "chat.completion", "text_completion"]
 """Form of a line, and of its result."""
 
 
-@dataclass(frozen=True)
-class BatchDefaults:
+class BatchDefaults(Struct, frozen=True):
     """Defaults of all lines.
 
     options: of the command and the settings file, where a line does not set them.
@@ -43,8 +43,7 @@ class BatchDefaults:
     identity: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchLine:
+class BatchLine(Struct, frozen=True):
     """A request.
 
     number: of the line, from 1.
@@ -70,8 +69,7 @@ class BatchLine:
         return self.call.messages
 
 
-@dataclass(frozen=True, slots=True)
-class BadLine:
+class BadLine(Struct, frozen=True):
     """A line without a valid request; `error` says why. Fields as of `BatchLine`; digest: of the line itself."""
 
     number: int

@@ -10,7 +10,8 @@ Guards: tests/app/batch/test_output.py and test_parse.py.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from headrace.app.answer.call import Call
 from headrace.app.answer.fields import object_named

@@ -10,8 +10,9 @@ Guards: tests/app/batch/test_run_batch.py.
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TextIO
+
+from msgspec import Struct
 
 from headrace.app.answer.first_pass import FirstPassLine
 from headrace.app.output.progress import RedrawnLine
@@ -21,8 +22,7 @@ _EVERY_S = 0.2  # between two drawings
 _AVERAGED_S = 5.0  # of tokens, for the speed
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(Struct, frozen=True):
     """Requests by state.
 
     total: all of them.

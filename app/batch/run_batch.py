@@ -10,7 +10,9 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.answerer import Answerer
@@ -27,8 +29,7 @@ from headrace.runtime.errors import HeadraceError
 SHOWN_ERRORS = 5  # failed lines that are named at the end; the output has all
 
 
-@dataclass
-class Tally:
+class Tally(Struct):
     """Totals of a batch so far, as `summary.py` shows them.
 
     total: lines of the input.

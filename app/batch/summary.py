@@ -7,7 +7,8 @@ Guard: tests/app/cli/test_batch.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from headrace.app.answer.answer import sampling_document
 from headrace.app.answer.options import SamplingSource
@@ -20,8 +21,7 @@ from headrace.runtime.metrics.units import format_seconds, percent, three_digits
 from headrace.runtime.sampling.params import SamplingParams
 
 
-@dataclass(frozen=True)
-class BatchReport:
+class BatchReport(Struct, frozen=True):
     """Facts of a finished batch.
 
     model: its name.

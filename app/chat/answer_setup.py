@@ -7,7 +7,9 @@ Guards: tests/app/chat/test_comparison_engines.py, test_comparison.py and tests/
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from headrace.app.answer.options import OPTIONS, AnswerOptions, recommended_options
 from headrace.app.chat.prompt import prompt_messages
@@ -24,8 +26,7 @@ WARM = AnswerOptions(temperature=0.7, min_p=0.05)
 WARMER = f"temperature 0 would repeat the answer: sampled at {WARM.temperature}"
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerSetup:
+class AnswerSetup(Struct, frozen=True):
     """Model, system prompt and sampling of an answer.
 
     model: as after `-m`; None: the default.

@@ -9,8 +9,9 @@ Guards: tests/app/chat/test_conversation.py; test_comparison.py for answers besi
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Literal
+
+from msgspec.structs import replace
 
 from headrace.app.answer.answer_steps import AnswerSteps
 from headrace.app.chat.answer_setup import answer_request, settings_used

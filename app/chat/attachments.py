@@ -16,10 +16,11 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path, PurePath
+
+from msgspec.structs import replace
 
 from headrace.app.config.bounded_input import decoded
 from headrace.app.sessions.records import Attachment, Message

@@ -9,8 +9,9 @@ Guards: tests/tui/test_parts.py for the parsing, tests/app/chat/test_commands.py
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
+
+from msgspec import Struct
 
 from headrace.app.answer.options import GRAMMARS, AnswerOptions
 from headrace.app.answer.phrases import sampling_in_effect
@@ -24,8 +25,7 @@ from headrace.runtime.errors import UsageError
 Function = TypeVar("Function")
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(Struct, frozen=True):
     """A slash command, without its function.
 
     name: without the slash.
@@ -118,8 +118,7 @@ _IN_OTHER_PROGRAMS = {  # names of commands of other programs: what does the sam
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Invocation:
+class Invocation(Struct, frozen=True):
     """A parsed command line. name: as typed. command: None if unknown. rest: the text after the name."""
 
     name: str

@@ -10,8 +10,9 @@ Guards: tests/app/chat/test_comparison.py, and for the two engines test_comparis
 
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from headrace.app.chat.answer_setup import AnswerSetup
 from headrace.app.chat.attachments import parse_message

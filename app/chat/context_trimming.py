@@ -7,8 +7,9 @@ Trimming drops the oldest turns or replaces them by a summary, with undo. The me
 Guards: tests/app/chat/test_conversation.py and tests/tui/test_summary.py.
 """
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from headrace.app.chat.prompt import runs
 from headrace.app.chat.session_branch import SessionBranch
@@ -25,8 +26,7 @@ CONTEXT_CHOICES: tuple[tuple[ContextChoice, str, str], ...] = (
 """Choices with a key and a description."""
 
 
-@dataclass(frozen=True, slots=True)
-class ContextQuestion:
+class ContextQuestion(Struct, frozen=True):
     """The user has to choose which turns to leave out.
 
     tokens: of the prompt, or of prompt and answer.

@@ -13,8 +13,10 @@ writer and then to `_handle_answer`. tests/app/chat/test_conversation.py plays a
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Literal, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.chat.answer_setup import WARMER, question_of, resampled, settings_used, stored_options
@@ -56,8 +58,7 @@ DISK_FULL = "the disk is full"
 """Title of the question with these choices."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenQuestion:
+class OpenQuestion(Struct, frozen=True):
     """A decision that only the user can make; both chats ask it.
 
     title: in a few words; no two open questions have the same.

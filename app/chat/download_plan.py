@@ -6,9 +6,10 @@ Guard: tests/app/chat/test_download_plan.py.
 """
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from headrace.models.checkpoint.split_files import is_gguf
 from headrace.models.registry.adapters import find_adapter, split_adapter
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
     from headrace.models.registry.import_gguf import OpenedGGUF
 
 
-@dataclass(frozen=True, slots=True)
-class DownloadPlan:
+class DownloadPlan(Struct, frozen=True):
     """A download or a copy that a model needs before it runs.
 
     name: of the model.

@@ -11,8 +11,9 @@ tests/app/chat/test_candidates.py, test_comparison.py and test_comparison_engine
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import Literal
+
+from msgspec.structs import replace
 
 from headrace.app.chat.answer_setup import AnswerSetup, settings_used
 from headrace.app.chat.answer_writer import AnswerPhase, AnswerWriter

@@ -7,7 +7,8 @@ Guard: tests/tui/test_parts.py.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from headrace.app.answer.options import GRAMMARS, OPTIONS, AnswerOptions, ThinkingValue
 from headrace.runtime.config.value_types import OneOf, Texts, parse_value
@@ -17,8 +18,7 @@ _OTHERS = ("logit_bias", "chat_template_kwargs", *GRAMMARS)  # set by a flag, or
 _ORDER = ("temperature", "top_p", "top_k", "min_p")  # the rest follows in the table's order
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(Struct, frozen=True):
     """A parameter of a session, by the name of its answer option.
 
     help: a noun phrase.

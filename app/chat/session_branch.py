@@ -7,7 +7,8 @@ Guards: tests/app/chat/test_session_branch.py, test_conversation.py; tests/app/s
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from headrace.app.chat.prompt import first_sent
 from headrace.app.sessions.records import Draft, Message, Role, Session
@@ -15,8 +16,7 @@ from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True)
-class Alternatives:
+class Alternatives(Struct, frozen=True):
     """Ids of the alternatives at one message, oldest first. shown: index of the active one."""
 
     ids: tuple[int, ...]

@@ -10,8 +10,9 @@ Guard: tests/app/chat/test_turn.py.
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Literal
+
+from msgspec.structs import replace
 
 from headrace.app.answer.answer_steps import AnswerSteps
 from headrace.app.engine.events import Abandoned, ContextFull, Delta, Done, Event, Failed, Prefill, Repeats

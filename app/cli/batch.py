@@ -9,11 +9,11 @@ Guard: tests/app/cli/test_batch.py.
 import json
 import sys
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from msgspec import Struct
 
 from headrace.app.answer.options import AnswerOptions, recommended_options, sampling_source
 from headrace.app.cli.answer_options import answer_options, as_object
@@ -41,8 +41,7 @@ STDOUT = "-"
 PARALLEL = 16  # requests at a time, unless --parallel says otherwise: as `answerer.MAX_RUNNING`
 
 
-@dataclass(frozen=True, slots=True)
-class BatchArguments:
+class BatchArguments(Struct, frozen=True):
     """Arguments of `headrace batch`.
 
     source: file of requests; None: standard input.

@@ -13,11 +13,11 @@ Guard: tests/app/cli/test_commands.py.
 import gc
 import os
 import sys
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import click
+from msgspec import Struct
 
 from headrace.app.cli.answer_options import answer_option, as_object, read_options
 from headrace.app.cli.completion import session_ids
@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     from headrace.app.sessions.store import SessionStore
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatOptions:
+class ChatOptions(Struct, frozen=True, kw_only=True):
     """The options of `headrace chat`, named as click names them."""
 
     model: str | None

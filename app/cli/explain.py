@@ -3,11 +3,11 @@
 Guard: tests/app/output/test_explanations.py.
 """
 
-from dataclasses import asdict
 from textwrap import fill
 
 import click
 from click.shell_completion import CompletionItem
+from msgspec.structs import asdict
 
 from headrace.app.cli.model_options import json_option
 from headrace.app.cli.say import print_json, say

@@ -7,11 +7,11 @@ Guards: tests/app/cli/test_commands.py, test_draft.py for the draft model, tests
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import Struct
 
 from headrace.app.cli.completion import files, model_names
 from headrace.app.config.load_options import (
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 CommandFunction = Callable[..., object]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadArguments:
+class LoadArguments(Struct, frozen=True, kw_only=True):
     """Options of a command that loads a model; None: not given.
 
     draft: the draft model's name.
@@ -77,7 +76,7 @@ def load_arguments(command: CommandFunction) -> CommandFunction:
 
     @wraps(command)
     def collected(**arguments: Any) -> object:
-        names = [field.name for field in fields(LoadArguments) if field.name in arguments]
+        names = [name for name in LoadArguments.__struct_fields__ if name in arguments]
         return command(load=LoadArguments(**{name: arguments.pop(name) for name in names}), **arguments)
 
     return collected

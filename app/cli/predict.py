@@ -7,10 +7,10 @@ Guards: tests/app/predict/test_hosts.py and tests/app/cli/test_bench.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
+from msgspec import Struct
 
 from headrace.app.cli.answer_options import as_object
 from headrace.app.cli.completion import chip_names
@@ -29,8 +29,7 @@ _memory_option = click.option(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PredictOptions:
+class PredictOptions(Struct, frozen=True, kw_only=True):
     """The options of `headrace predict`, named as click names them.
 
     contexts, users: numbers separated by commas, as typed.

@@ -9,11 +9,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import click
+from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.app.cli.answer_options import as_object
 from headrace.app.cli.awake import keep_awake
@@ -33,8 +34,7 @@ GRACE_S = 30.0
 _PARENT_S = 0.5  # between two looks at the parent
 
 
-@dataclass(frozen=True, slots=True)
-class ServeArguments:
+class ServeArguments(Struct, frozen=True):
     """Arguments of `headrace serve`.
 
     model: the one of the start; None: the first of `models`, or the default.

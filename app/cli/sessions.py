@@ -8,10 +8,10 @@ Guard: tests/app/cli/test_sessions.py.
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
 
 import click
+from msgspec.structs import asdict
 
 from headrace.app.cli.aliases import AliasedGroup
 from headrace.app.cli.completion import session_ids

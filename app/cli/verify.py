@@ -3,10 +3,11 @@
 Guard: tests/app/verify/test_verify.py.
 """
 
-from dataclasses import dataclass, replace
 from functools import partial
 
 import click
+from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.app.cli.answer_options import as_object
 from headrace.app.cli.model_options import (
@@ -22,8 +23,7 @@ from headrace.app.cli.say import print_json, say
 from headrace.runtime.errors import NotEnoughMemoryError, UsageError
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyArguments:
+class VerifyArguments(Struct, frozen=True):
     """Arguments of `headrace verify`.
 
     tokens: of each answer.

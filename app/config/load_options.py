@@ -5,8 +5,9 @@ predicted as fastest. Commands, settings and the engine's process share these na
 objects when a model is loaded.
 """
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from headrace.models.loading.load import ActivationsChoice, KVChoice
@@ -20,8 +21,7 @@ ACTIVATION_NAMES = ("16", "8", "auto")
 SPLIT_NAMES = ("tensor", "pipeline", "auto")
 
 
-@dataclass(frozen=True, slots=True)
-class HostsChoice:
+class HostsChoice(Struct, frozen=True):
     """Machines that share a model. hosts: a hostfile or names, as after --hosts. split: one of SPLIT_NAMES."""
 
     hosts: str
@@ -38,8 +38,7 @@ def adapter_on_hosts(name: str) -> "UsageError":
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
+class ModelSpec(Struct, frozen=True):
     """A model to load, and the way to load it. As a command to an engine process: load it.
 
     name: as after `-m`; None: the default.

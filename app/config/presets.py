@@ -11,9 +11,10 @@ Guard: tests/app/config/test_presets.py.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from headrace.app.answer.options import OPTIONS, AnswerOptions
 from headrace.app.config.file_lock import alone_with
@@ -29,8 +30,7 @@ _LONGEST_NAME = 40  # characters
 _KEYS = ("system", *(name for name in OPTIONS if name != "logit_bias"))  # its token ids are of one model
 
 
-@dataclass(frozen=True, slots=True)
-class Preset:
+class Preset(Struct, frozen=True):
     """system: the system prompt, empty for none. sampling: answer options that are set, as a session stores them."""
 
     system: str = ""

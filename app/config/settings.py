@@ -1,6 +1,6 @@
 """The user's settings: one TOML file, every setting with its default and a comment.
 
-The dataclasses below, and the table of answer options, decide names, types, defaults, ranges and comments. A missing
+The structs below, and the table of answer options, decide names, types, defaults, ranges and comments. A missing
 file or key means the default; unknown keys are refused. Reading needs the standard library only. A change keeps the
 rest of the file as it is.
 
@@ -9,9 +9,10 @@ Guard: tests/app/config/test_settings.py.
 
 import tomllib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Struct, field
 
 from headrace.app.answer.options import OPTIONS, AnswerOption, AnswerOptions
 from headrace.app.config.file_lock import alone_with
@@ -19,53 +20,57 @@ from headrace.app.config.load_options import ACTIVATION_NAMES, KV_NAMES
 from headrace.runtime.config import environment
 from headrace.runtime.config.files import read_regular, replace_file
 from headrace.runtime.config.paths import config_dir
-from headrace.runtime.config.value_types import Flag, Number, OneOf, Text, ValueType, Whole, read_value
+from headrace.runtime.config.value_types import Flag, Number, OneOf, Text, Whole, kinds_of, read_value
 from headrace.runtime.errors import HeadraceError, UsageError
 
 _LARGEST = 1 << 20  # bytes of a file
 
 
-def _setting(default: object, kind: ValueType[object], comment: str) -> Any:
-    """Return a dataclass field with its row: the type of its values, and its comment in the file."""
-    return field(default=default, metadata={"option": AnswerOption(kind, comment)})
-
-
-@dataclass(frozen=True, slots=True)
-class ChatSettings:
+class ChatSettings(Struct, frozen=True):
     """Defaults of new conversations."""
 
-    model: str = _setting("", Text(), "Catalog name, hub id or path, as after -m. Empty: the default model")
-    system: str = _setting("", Text(), "System prompt of new conversations")
-    draft: str = _setting("", Text(), "Draft model, a smaller one of the same vocabulary. Empty: none")
-    context: int = _setting(0, Whole(), "Context limit in tokens. 0: the model's, as memory allows")
-    kv: str = _setting("f16", OneOf(KV_NAMES), "K/V format, as --kv: f16, q8, k8v4, q4 or auto")
-    activations: str = _setting("16", OneOf(ACTIVATION_NAMES), "Bits of prompts' activations: 16, 8 or auto")
-    read_ahead: bool = _setting(True, Flag(), "Prompt prefetch: prefill of typed text in the pauses of typing")
-    kept_gb: float = _setting(
-        2.0, Number(), "Gigabytes on disk for the K/V of recent chats, to reopen them fast; 0: none"
-    )
-    show_thinking: bool = _setting(False, Flag(), "Show the thinking of reasoning models unfolded")
+    model: Annotated[
+        str, AnswerOption(Text(), "Catalog name, hub id or path, as after -m. Empty: the default model")
+    ] = ""
+    system: Annotated[str, AnswerOption(Text(), "System prompt of new conversations")] = ""
+    draft: Annotated[str, AnswerOption(Text(), "Draft model, a smaller one of the same vocabulary. Empty: none")] = ""
+    context: Annotated[int, AnswerOption(Whole(), "Context limit in tokens. 0: the model's, as memory allows")] = 0
+    kv: Annotated[str, AnswerOption(OneOf(KV_NAMES), "K/V format, as --kv: f16, q8, k8v4, q4 or auto")] = "f16"
+    activations: Annotated[
+        str, AnswerOption(OneOf(ACTIVATION_NAMES), "Bits of prompts' activations: 16, 8 or auto")
+    ] = "16"
+    read_ahead: Annotated[
+        bool, AnswerOption(Flag(), "Prompt prefetch: prefill of typed text in the pauses of typing")
+    ] = True
+    kept_gb: Annotated[
+        float, AnswerOption(Number(), "Gigabytes on disk for the K/V of recent chats, to reopen them fast; 0: none")
+    ] = 2.0
+    show_thinking: Annotated[bool, AnswerOption(Flag(), "Show the thinking of reasoning models unfolded")] = False
 
 
-@dataclass(frozen=True, slots=True)
-class ScreenSettings:
+class ScreenSettings(Struct, frozen=True):
     """Appearance of the chat."""
 
-    theme: str = _setting("", Text(), "Theme, by its name in the command palette. Empty: the terminal's light or dark")
-    decode_view: bool = _setting(True, Flag(), "Open the decode view beside the chat where there is room")
-    decode_view_width: int = _setting(46, Whole(30, 120), "Width of the decode view in columns")
-    mouse: bool = _setting(True, Flag(), "Handle the mouse in the chat; off leaves selecting to the terminal")
+    theme: Annotated[
+        str, AnswerOption(Text(), "Theme, by its name in the command palette. Empty: the terminal's light or dark")
+    ] = ""
+    decode_view: Annotated[
+        bool,
+        AnswerOption(Flag(), "Open the decode view beside the chat where there is room"),
+    ] = True
+    decode_view_width: Annotated[int, AnswerOption(Whole(30, 120), "Width of the decode view in columns")] = 46
+    mouse: Annotated[
+        bool, AnswerOption(Flag(), "Handle the mouse in the chat; off leaves selecting to the terminal")
+    ] = True
 
 
-@dataclass(frozen=True, slots=True)
-class RunSettings:
+class RunSettings(Struct, frozen=True):
     """Settings of `headrace run` alone; model, system prompt, context and sampling are those above."""
 
-    save: bool = _setting(False, Flag(), "Store every answer as a conversation, as --save does")
+    save: Annotated[bool, AnswerOption(Flag(), "Store every answer as a conversation, as --save does")] = False
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """All settings, by section of the file."""
 
     chat: ChatSettings = field(default_factory=ChatSettings)
@@ -201,7 +206,7 @@ SAMPLING_ROWS: Mapping[str, AnswerOption] = {name: row for name, row in OPTIONS.
 def _rows(section: type[Any]) -> Mapping[str, AnswerOption]:
     if section is AnswerOptions:
         return SAMPLING_ROWS
-    return {row.name: row.metadata["option"] for row in fields(section)}
+    return kinds_of(section)
 
 
 def _section(path: Path, name: str, table: Mapping[str, object]) -> Any:

@@ -10,8 +10,9 @@ Guard: tests/app/engine/test_client.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal, Protocol
+
+from msgspec.structs import replace
 
 from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.commands import (

@@ -8,8 +8,9 @@ Guard: tests/app/engine/test_client.py.
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.config.load_options import ModelSpec
@@ -23,8 +24,7 @@ TIMED_EVERY = 16
 _UNSET = AnswerOptions()
 
 
-@dataclass(frozen=True, slots=True)
-class Generate:
+class Generate(Struct, frozen=True):
     """Answer a conversation, or continue a text; submitted requests are answered in one batch.
 
     id: of the generation, which its events name.
@@ -54,8 +54,7 @@ class Generate:
     submitted: float = field(default_factory=time.monotonic)
 
 
-@dataclass(frozen=True, slots=True)
-class CountTokens:
+class CountTokens(Struct, frozen=True):
     """Count the tokens of a prompt (`TokensCounted`).
 
     id: of the count, which its event names.
@@ -71,15 +70,13 @@ class CountTokens:
     variables: Mapping[str, object] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(Struct, frozen=True):
     """End the generation `id`; harmless if it is over."""
 
     id: int
 
 
-@dataclass(frozen=True, slots=True)
-class PrefetchPrompt:
+class PrefetchPrompt(Struct, frozen=True):
     """Count a prompt (`PromptCounted`), then prefill it into the KV cache (`PrefixCached`) until another command comes.
 
     messages: see `Generate`.
@@ -98,20 +95,17 @@ class PrefetchPrompt:
     variables: Mapping[str, object] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Rest:
+class Rest(Struct, frozen=True):
     """Do no idle work until the next command: another engine is being measured."""
 
 
-@dataclass(frozen=True, slots=True)
-class TimeSteps:
+class TimeSteps(Struct, frozen=True):
     """Time one decode step in `every` by part, from now on; 0: none. Taken during an answer, too."""
 
     every: int
 
 
-@dataclass(frozen=True, slots=True)
-class LimitKV:
+class LimitKV(Struct, frozen=True):
     """Use at most `total` bytes for the K/V of all sequences, but never less than one of full context needs.
 
     Another model shares the memory. Taken during an answer, too.
@@ -120,15 +114,13 @@ class LimitKV:
     total: int
 
 
-@dataclass(frozen=True, slots=True)
-class Quit:
+class Quit(Struct, frozen=True):
     """Write recent K/V to disk for at most `seconds`, then exit."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Pull:
+class Pull(Struct, frozen=True):
     """Fetch a model into the store."""
 
     name: str

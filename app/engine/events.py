@@ -16,9 +16,10 @@ Guards: tests/app/engine/test_client.py and test_remote.py.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from headrace.app.answer.answer_steps import StepText
 from headrace.app.answer.prompt_reuse import PromptReuse
@@ -34,8 +35,7 @@ if TYPE_CHECKING:  # the chat's first frame does not import them
     from headrace.runtime.machine.peaks import Peak
 
 
-@dataclass(frozen=True, slots=True)
-class LoadProgress:
+class LoadProgress(Struct, frozen=True):
     """A stage of loading. total: None if unknown."""
 
     stage: str
@@ -43,15 +43,13 @@ class LoadProgress:
     total: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(Struct, frozen=True):
     """The model is loaded."""
 
     card: ModelCard
 
 
-@dataclass(frozen=True, slots=True)
-class PeakMeasured:
+class PeakMeasured(Struct, frozen=True):
     """Measured memory bandwidth, and compute in FLOP/s once that is measured, too.
 
     memory_gb_s: the latest reading without other load; None until there is one.
@@ -62,30 +60,26 @@ class PeakMeasured:
     memory_gb_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Recommended:
+class Recommended(Struct, frozen=True):
     """The model to use instead of the sample model, on this machine."""
 
     model: "Recommendation"
 
 
-@dataclass(frozen=True, slots=True)
-class Damaged:
+class Damaged(Struct, frozen=True):
     """The model's files differ from the installed ones; its answers cannot be trusted."""
 
     message: str
     hint: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class SlowFirstPass:
+class SlowFirstPass(Struct, frozen=True):
     """The model's first pass has taken so many seconds; sent twice a second while it goes on."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class PromptCounted:
+class PromptCounted(Struct, frozen=True):
     """Token counts of a `PrefetchPrompt`.
 
     tokens: the whole prompt.
@@ -106,8 +100,7 @@ class PromptCounted:
         return max(0, self.longest - self.tokens + self.message)
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixCached:
+class PrefixCached(Struct, frozen=True):
     """The prompt tokens in the KV cache after prefetching.
 
     used_bytes, allocated_bytes: of the cache.
@@ -122,16 +115,14 @@ class PrefixCached:
     shared_blocks: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TokensCounted:
+class TokensCounted(Struct, frozen=True):
     """Token count of a `CountTokens`."""
 
     id: int
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Prefill:
+class Prefill(Struct, frozen=True):
     """`done` of `total` tokens are prefilled; `reused` more were cached.
 
     waited_s, tokenize_s: from the request's submission until its prompt was tokenised, and the time that took.
@@ -153,8 +144,7 @@ class Prefill:
     prefill_s: float | None = None
 
 
-@dataclass(frozen=True)  # without slots, for what several readers of each delta compute from its parts
-class Delta:
+class Delta(Struct, frozen=True, dict=True):
     """Parts of an answer since the last delta, in order, as the `Answerer` gave them.
 
     ttft_s: seconds from the request to the first text; None before that.
@@ -199,15 +189,13 @@ class Delta:
         return [StepText.of(part) for part in self.parts if part.record or part.text]
 
 
-@dataclass(frozen=True, slots=True)
-class Repeats:
+class Repeats(Struct, frozen=True):
     """The answer has repeated itself for a long time (`app.answer.repetition`). Sent once."""
 
     id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(Struct, frozen=True):
     """The end of an answer. last_turn_fits: see `ContextFull`; False only if it ended at the context limit."""
 
     id: int
@@ -215,8 +203,7 @@ class Done:
     last_turn_fits: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class BatchStatus:
+class BatchStatus(Struct, frozen=True):
     """State of a batch of several answers, or of all answers of a server: twice a second, and after the last answer.
 
     states: by generation.
@@ -237,8 +224,7 @@ class BatchStatus:
     blocks: PoolStats | None
 
 
-@dataclass(frozen=True, slots=True)
-class ContextFull:
+class ContextFull(Struct, frozen=True):
     """The prompt leaves no room for an answer: the user has to choose what to leave out.
 
     last_turn_fits: the prompt fits without the turns before the last one.
@@ -250,16 +236,14 @@ class ContextFull:
     last_turn_fits: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
+class Dropped(Struct, frozen=True):
     """The first `messages` messages after the system message were left out of the prompt."""
 
     id: int
     messages: int
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Struct, frozen=True):
     """A command failed; the engine continues. id: the generation's; None: the model could not be loaded.
 
     error: name of the error's class (`runtime.errors`); "" for an unexpected error, whose details are in the log.
@@ -271,22 +255,19 @@ class Failed:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Abandoned:
+class Abandoned(Struct, frozen=True):
     """The generation was cancelled before its prompt was encoded, or its engine process was ended on purpose."""
 
     id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Died:
+class Died(Struct, frozen=True):
     """The engine process is gone; `EngineClient.restart` starts another. message: one line for the user."""
 
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class PullProgress:
+class PullProgress(Struct, frozen=True):
     """A stage of a download."""
 
     name: str
@@ -295,15 +276,13 @@ class PullProgress:
     total: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Pulled:
+class Pulled(Struct, frozen=True):
     """The model is installed."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class PullFailed:
+class PullFailed(Struct, frozen=True):
     """The model could not be fetched."""
 
     name: str

@@ -9,9 +9,10 @@ Guards: tests/app/engine/test_client.py for a host in its process, test_side_by_
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 import mlx.core as mx
+from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.app.answer.answer import Answer, EncodedPrompt
 from headrace.app.answer.answerer import Answerer
@@ -54,8 +55,7 @@ from headrace.runtime.machine.hardware import Machine, machine
 from headrace.runtime.network import Network
 
 
-@dataclass(slots=True)
-class _Running:
+class _Running(Struct):
     """A request being answered.
 
     repeats, explained: a `Repeats` event, and the reuse of its prompt, were sent.

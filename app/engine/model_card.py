@@ -7,8 +7,9 @@ Guard: tests/app/engine/test_client.py.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 if TYPE_CHECKING:  # the chat's first frame does not import them
     from headrace.app.predict.uses import Recommendation
@@ -18,8 +19,7 @@ if TYPE_CHECKING:  # the chat's first frame does not import them
     from headrace.runtime.metrics.cost import StepCost
 
 
-@dataclass(frozen=True)
-class ModelCard:
+class ModelCard(Struct, frozen=True):
     """Facts of a loaded model that do not change while it is loaded, but for what is measured later.
 
     name: as it is shown, without a path.

@@ -8,7 +8,8 @@ Guard: tests/app/engine/test_preparation.py.
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from headrace.app.engine.commands import CountTokens, Generate
 
@@ -16,8 +17,7 @@ LONG_TEXT = 500_000  # characters, which take a second or more
 _NAMES = ("long prompts", "constrained prompts", "prompts")
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(Struct, frozen=True):
     """A request that was prepared.
 
     start: begins its answer, on the model's thread; None if it has ended.

@@ -8,8 +8,9 @@ Guard: tests/app/engine/test_remote.py.
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from headrace.app.engine.commands import Generate
 from headrace.app.engine.events import AnswerEvent, Delta, Done, Event

@@ -5,8 +5,10 @@
 every event through both.
 """
 
-from dataclasses import asdict
 from typing import Any, TypedDict, get_type_hints
+
+from msgspec import to_builtins
+from msgspec.structs import asdict
 
 from headrace.app.engine.events import BatchStatus, Delta, Died, Done, Event, Failed, PeakMeasured, Prefill, Ready
 from headrace.app.engine.model_card import ModelCard
@@ -25,7 +27,9 @@ def document(event: Event) -> tuple[str, dict[str, object]] | None:
             names = ("id", "done", "total", "reused", "waited_s", "tokenize_s")
             return "prefill", {name: getattr(event, name) for name in names}
         case Delta() if event.records:
-            steps = [asdict(record) | {"achieved_bandwidth_gb_s": record.achieved_gb_s} for record in event.records]
+            steps = [
+                to_builtins(record) | {"achieved_bandwidth_gb_s": record.achieved_gb_s} for record in event.records
+            ]
             return "steps", {"id": event.id, "ttft_s": event.ttft_s, "steps": steps}
         case Done():
             return "done", {"id": event.id, "reason": event.end.reason, "summary": event.end.summary.document()}
@@ -33,9 +37,9 @@ def document(event: Event) -> tuple[str, dict[str, object]] | None:
             return "failed", {"id": event.id}
         case BatchStatus():
             states = {str(answer): state for answer, state in event.states.items()}
-            return "load", {**asdict(event), "states": states}
+            return "load", {**to_builtins(event), "states": states}
         case PeakMeasured():
-            return "bandwidth", asdict(event)
+            return "bandwidth", to_builtins(event)
         case Died():
             return "died", {}
     return None
@@ -114,9 +118,9 @@ def _card(card: ModelCard) -> dict[str, object]:
     machine = {name: value for name, value in asdict(card.machine).items() if name != "isa"}
     return {name: getattr(card, name) for name in names} | {
         "kernels": dict(card.kernels),
-        "cost": asdict(card.cost),
+        "cost": to_builtins(card.cost),
         "machine": machine,
-        "peak": asdict(card.peak) if card.peak else None,
+        "peak": to_builtins(card.peak) if card.peak else None,
     }
 
 

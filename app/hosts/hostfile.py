@@ -13,10 +13,10 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.runtime.config.typed import typed
 from headrace.runtime.errors import UsageError
@@ -56,8 +56,7 @@ class _HostfileDocument(Struct, forbid_unknown_fields=True):
     envs: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(Struct, frozen=True):
     """One rank's machine.
 
     rank: from 0, which is this machine.
@@ -88,8 +87,7 @@ class Host:
         return f"rank {self.rank} ({self.ssh})"
 
 
-@dataclass(frozen=True, slots=True)
-class Hosts:
+class Hosts(Struct, frozen=True):
     """All ranks.
 
     hosts: in the order of ranks.

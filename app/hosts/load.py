@@ -6,8 +6,9 @@ effect here.
 Guard: tests/app/hosts/test_start.py.
 """
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
+
+from msgspec.structs import replace
 
 from headrace.app.config.load_options import (
     HostsChoice,

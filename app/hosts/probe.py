@@ -9,8 +9,9 @@ Guard: tests/app/hosts/test_start.py.
 
 import socket
 import time
-from dataclasses import dataclass
 from statistics import median
+
+from msgspec import Struct
 
 # Kinds of messages
 _ROUND_TRIP = b"\0"  # that byte alone
@@ -24,8 +25,7 @@ _LONGEST_S = 0.2  # for all pieces
 _TIMEOUT_S = 5.0  # for one message
 
 
-@dataclass(frozen=True, slots=True)
-class LinkSpeed:
+class LinkSpeed(Struct, frozen=True):
     """latency_s: half a round trip, median. bytes_per_second: of one direction."""
 
     latency_s: float

@@ -7,8 +7,9 @@ Guard: tests/app/hosts/test_start.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from headrace.app.hosts.facts import Facts
 from headrace.app.hosts.hostfile import RING, Hosts

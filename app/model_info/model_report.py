@@ -12,9 +12,10 @@ Guard: tests/app/cli/test_models.py.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from headrace.app.model_info.chat_facts import chat_facts
 from headrace.app.model_info.kv_fits import Fits, kv_fits

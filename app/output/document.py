@@ -14,7 +14,7 @@ Document = dict[str, Any]
 
 def json_text(document: object, indent: int | None = 2) -> str:
     """Return the JSON text of a struct or plain values. ASCII cannot drive a terminal and fits any encoding."""
-    from msgspec import to_builtins  # late: the chat's first frame writes no document
+    from msgspec import to_builtins  # late: `--help` writes no document
 
     plain = to_builtins(document)
     try:

@@ -6,9 +6,10 @@ Guard: tests/app/output/test_explanations.py.
 """
 
 import tomllib
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
+
+from msgspec import Struct
 
 from headrace.runtime.config.paths import ASSETS
 from headrace.runtime.config.typed import typed
@@ -18,8 +19,7 @@ FIELDS = (("formula", "formula"), ("good", "good values"), ("improve", "to impro
 """Fields of an explanation after its sentence, with their titles."""
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Struct, frozen=True):
     """One figure."""
 
     name: str

@@ -9,8 +9,10 @@ Guard: tests/app/output/test_tables.py.
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar, Union
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.app.output.sanitise import sanitise
 from headrace.app.output.terminal import console, table_width
@@ -23,8 +25,7 @@ _T = TypeVar("_T")
 _GAP = 2  # cells between columns
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True):
     """A column of a table.
 
     name: its heading.

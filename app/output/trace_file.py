@@ -10,16 +10,16 @@ Guard: tests/app/output/test_trace_file.py.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+
+from msgspec import Struct
 
 from headrace.runtime.metrics.telemetry import StepRecord
 
 _PID = 1  # of the only process of the file; any number does
 
 
-@dataclass(frozen=True, slots=True)
-class TraceSpan:
+class TraceSpan(Struct, frozen=True):
     """A named time before decoding."""
 
     name: str
@@ -28,8 +28,7 @@ class TraceSpan:
     tokens: int | None = None  # computed prompt tokens; None if it computes none
 
 
-@dataclass(frozen=True, slots=True)
-class TracedSequence:
+class TracedSequence(Struct, frozen=True):
     """One sequence.
 
     name: of its track.

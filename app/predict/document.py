@@ -11,7 +11,8 @@ Guards: tests/app/predict/test_predict.py and test_acceptance.py read the keys b
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
+
+from msgspec.structs import asdict
 
 from headrace.app.output.document import Document
 from headrace.app.predict.acceptance import DRAFT_LENGTHS, best_draft, break_even, tokens_per_step

@@ -10,9 +10,11 @@ Guard: tests/app/predict/test_fit_store.py.
 
 import math
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from headrace.app.predict.step_cost_fit import StepCostFit
 from headrace.runtime import ops
@@ -28,8 +30,7 @@ NOISE = 0.05  # largest deviation of a point from the line, as a fraction
 KEPT = 8  # runs: outlasts a busy hour, follows changes of the machine
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredFit:
+class MeasuredFit(Struct, frozen=True):
     """A fit and its run."""
 
     fixed_s: float  # of a step that moves no bytes

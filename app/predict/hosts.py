@@ -12,8 +12,9 @@ Guard: tests/app/predict/test_hosts.py.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from headrace.app.predict.links import NetworkLink
 from headrace.app.predict.prediction import TargetMachine, bounded_seconds
@@ -30,8 +31,7 @@ _ELEMENT = 2  # bytes of an element of the hidden states
 _PEAK_SHARE = 0.81
 
 
-@dataclass(frozen=True, slots=True)
-class HostsPrediction:
+class HostsPrediction(Struct, frozen=True):
     """One way of running a shape on machines, for one sequence with `context` cached tokens.
 
     speed: tokens per second.
@@ -59,8 +59,7 @@ class HostsPrediction:
     prefill_link_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(Struct, frozen=True):
     """A machine's part of a step.
 
     memory: bytes of its weights, cache and workspace.

@@ -7,7 +7,8 @@ Guards: tests/app/predict/test_hosts.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
+
+from msgspec.structs import asdict
 
 from headrace.app.output.document import Document
 from headrace.app.output.tables import Column, print_apart

@@ -8,7 +8,6 @@ Guard: tests/app/predict/test_hosts.py.
 """
 
 import tomllib
-from dataclasses import dataclass
 from functools import cache
 
 from msgspec import Struct
@@ -17,8 +16,7 @@ from headrace.runtime.config.paths import ASSETS
 from headrace.runtime.config.typed import typed
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkLink:
+class NetworkLink(Struct, frozen=True):
     """A network between machines.
 
     name: as after --link.

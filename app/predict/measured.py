@@ -7,7 +7,6 @@ Guard: tests/app/predict/test_predict.py.
 """
 
 import tomllib
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -47,8 +46,7 @@ class _MeasuredFile(Struct):
     machine: list[_Machine] = []
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredSpeed:
+class MeasuredSpeed(Struct, frozen=True):
     """One measured decode speed, the median of its run."""
 
     chip: str

@@ -11,8 +11,9 @@ Guard: tests/app/predict/test_predict.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from headrace.app.predict.fit_store import MeasuredFit
 from headrace.app.predict.published import ENGINE, assumptions, error_line
@@ -29,8 +30,7 @@ SMALL_MAC_SHARE = 2 / 3
 LARGE_MAC_SHARE = 0.75
 
 
-@dataclass(frozen=True, slots=True)
-class TargetMachine:
+class TargetMachine(Struct, frozen=True):
     """A machine to predict for.
 
     name: of the chip, or `this machine`.
@@ -58,8 +58,7 @@ class TargetMachine:
 Bound = Literal["weights", "K/V", "compute"]
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(Struct, frozen=True):
     """One shape on one target.
 
     context: cached tokens of each sequence.
@@ -200,8 +199,7 @@ def _room_for_kv(shape: StepShape, target: TargetMachine) -> int | None:
     return target.memory - shape.resident_bytes - working_memory(shape, on_gpu=target.apple)
 
 
-@dataclass(frozen=True, slots=True)
-class Lever:
+class Lever(Struct, frozen=True):
     """A change: the shape after it, and the number of sequences per step."""
 
     name: str

@@ -9,10 +9,9 @@ Guard: tests/app/predict/test_predict.py.
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from headrace.models.cost.shape_sources import shape_of_config
 from headrace.models.cost.step_shape import StepShape
@@ -29,8 +28,7 @@ _SMALL = 1e9  # bytes of a step
 _GENERATION = re.compile(r"\bM([1-9][0-9]?)\b")  # the 4 of "M4 Max"
 
 
-@dataclass(frozen=True, slots=True)
-class Assumptions:
+class Assumptions(Struct, frozen=True):
     """An engine on Apple GPUs: t = kernels * time of a kernel + bytes / (efficiency * nominal bandwidth).
 
     kernel_us: of an M1, for kernels of any size; each later generation takes `per_generation` times as long.
@@ -101,8 +99,7 @@ class _PublishedFile(Struct):
     series: list[_Series]
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedPoint:
+class PublishedPoint(Struct, frozen=True):
     """One published decode speed, with the inputs of its prediction.
 
     stored_as: format of the weights, as the file writes it: "4/64", "Q4_K_M", or "EXPERTS+OTHERS".
@@ -155,8 +152,7 @@ def predicted(point: PublishedPoint, assumed: Assumptions) -> float:
     return 1 / assumed.seconds(point.nbytes, *key, mixture=point.mixture)
 
 
-@dataclass(frozen=True, slots=True)
-class HeldOut:
+class HeldOut(Struct, frozen=True):
     """Errors of predictions for sources left out of the fit, as parts of the published speed.
 
     figures: number of published speeds.

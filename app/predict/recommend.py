@@ -7,7 +7,8 @@ Guard: tests/app/predict/test_recommend.py.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.app.predict.prediction import TargetMachine, predict

@@ -7,15 +7,13 @@ Guard: tests/app/bench/measure/test_result.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from msgspec import Struct
 
 SPREAD = 1.15  # smallest ratio of most to fewest bytes that determines a line
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(Struct, frozen=True):
     """One decode test: bytes and seconds per step."""
 
     label: str

@@ -6,7 +6,7 @@ measures nothing, for lists that must not wait.
 Guard: tests/app/predict/test_predict.py.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from headrace.app.predict.chip_names import chip_targets, known_targets, usable_bytes
 from headrace.app.predict.fit_store import remembered

@@ -4,7 +4,8 @@ Guard: tests/app/predict/test_recommend.py.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 STAR = "★"
 """Mark of a recommended model."""
@@ -12,8 +13,7 @@ USES: Mapping[str, str] = {"chat": "best chat", "code": "best for code", "fastes
 """Labels of the ranks that models of the catalog have; a test compares the names."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recommendation:
+class Recommendation(Struct, frozen=True):
     """One model of the catalog.
 
     download_bytes: of its files.

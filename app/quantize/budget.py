@@ -8,7 +8,8 @@ Guards: tests/app/quantize/test_mixtures.py and test_quantize.py.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from headrace.app.model_info.model_report import MEMORY_CONTEXT
 from headrace.app.predict import DEFAULT_CONTEXT
@@ -25,8 +26,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(|[MG]i?B)", re.IGNORECASE)
 _SPEED = re.compile(r"(\d+(?:\.\d+)?)\s*(?:|tok/s|t/s|tokens/s)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class QuantizationBudget:
+class QuantizationBudget(Struct, frozen=True):
     """A budget of bits, memory or speed; exactly one of them is set."""
 
     bits: float | None = None

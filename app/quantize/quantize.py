@@ -11,7 +11,6 @@ Guards: tests/app/quantize/test_quantize.py and test_mixtures.py.
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
@@ -55,8 +54,7 @@ class InterruptedQuantizationError(KeyboardInterrupt):
     """Ctrl-C while parts were measured; `str` says how many are stored."""
 
 
-@dataclass(frozen=True, slots=True)
-class QuantizeOptions:
+class QuantizeOptions(Struct, frozen=True):
     """Options of `headrace quantize`."""
 
     model: str
@@ -105,8 +103,7 @@ class QuantizedHere(Struct, frozen=True, kw_only=True):
     formats: list[FormatCount] = []
 
 
-@dataclass(frozen=True, slots=True)
-class Quantized:
+class Quantized(Struct, frozen=True):
     """A quantization."""
 
     model: str  # that was quantized
@@ -127,8 +124,7 @@ class Quantized:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
+class _Source(Struct, frozen=True):
     """The given model, with the facts of its headers."""
 
     model: ResolvedModel
@@ -242,8 +238,7 @@ def _room(source: _Source, budget: QuantizationBudget, target: TargetMachine) ->
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Measurements:
+class _Measurements(Struct, frozen=True):
     """Results that outlive the given weights."""
 
     reference: Reference  # of the scored text

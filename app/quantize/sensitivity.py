@@ -8,9 +8,9 @@ Guard: tests/app/quantize/test_mixtures.py.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
+from msgspec import Struct
 
 from headrace.app.bench.stats import fmean
 from headrace.app.output.progress import NumberedStages
@@ -30,8 +30,7 @@ _MAX_MODELS = 32  # with stored measurements, about 100 KB each
 _FLOOR = 1e-9  # nats; the least KL of a probe, so that larger errors never look free
 
 
-@dataclass(frozen=True, slots=True)
-class Excerpt:
+class Excerpt(Struct, frozen=True):
     """Tokens to feed, and the next token of each."""
 
     fed: Sequence[int]

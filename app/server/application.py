@@ -9,9 +9,9 @@ Guards: tests/app/server/test_abuse.py and test_openai.py.
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
 from urllib.parse import quote
 
+from msgspec import Struct, field
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -63,8 +63,7 @@ Log = Callable[[str], None]
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-@dataclass(frozen=True, slots=True)
-class ServerOptions:
+class ServerOptions(Struct, frozen=True):
     """Options of `headrace serve`.
 
     defaults: options of all requests.
@@ -88,8 +87,7 @@ class ServerOptions:
     log: Log = lambda _: None
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
+class Served(Struct, frozen=True):
     """Parts of the server that endpoints use. telemetry: of each engine."""
 
     models: ServedModels

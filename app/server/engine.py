@@ -14,8 +14,9 @@ Guards: tests/app/server/test_engine.py, and test_served_models.py for engines t
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.client import EngineClient

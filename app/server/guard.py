@@ -8,9 +8,10 @@ Guard: tests/app/server/test_guard.py.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hmac import compare_digest
 from ipaddress import ip_address
+
+from msgspec import Struct
 
 from headrace.app.server.errors import ApiError
 
@@ -18,8 +19,7 @@ OPEN_PATHS = frozenset({"/health"})
 """Paths that need no key."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(Struct, frozen=True):
     """Rules of access.
 
     host: the address that the server listens on.

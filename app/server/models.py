@@ -7,9 +7,11 @@ Guard: tests/app/server/test_served_models.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.app.engine.model_card import ModelCard
 from headrace.models.architectures.fields import text_section
@@ -25,8 +27,7 @@ _OWN_NAMES = ("default", "headrace")
 """Names that stand for the model of the start in every server."""
 
 
-@dataclass(frozen=True, slots=True)
-class InstalledModel:
+class InstalledModel(Struct, frozen=True):
     """A model of the store.
 
     name: as requests give it.

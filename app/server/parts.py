@@ -7,9 +7,10 @@ Guards: tests/app/server/test_openai.py and test_responses.py.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from secrets import token_hex
 from typing import Literal
+
+from msgspec import Struct
 
 from headrace.app.engine.events import Delta, Done
 from headrace.models.text.adapt_messages import object_of
@@ -20,16 +21,14 @@ from headrace.runtime.engine.request import Finished
 TextKind = Literal["thinking", "content"]
 
 
-@dataclass(frozen=True, slots=True)
-class TextPart:
+class TextPart(Struct, frozen=True):
     """Text of one kind, never empty."""
 
     kind: TextKind
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallPart:
+class CallPart(Struct, frozen=True):
     """A tool call, or a part of one.
 
     id: of the call, the same in all of its parts.

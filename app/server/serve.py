@@ -13,11 +13,11 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
-from dataclasses import replace
 from functools import partial
 from types import FrameType
 
 import uvicorn
+from msgspec.structs import replace
 from starlette.applications import Starlette
 
 from headrace.app.config.load_options import ModelSpec

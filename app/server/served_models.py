@@ -13,7 +13,8 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from headrace.app.config.load_options import ModelSpec, kv_choice
 from headrace.app.engine.model_card import ModelCard
@@ -32,8 +33,7 @@ _LOOK_S = 0.05  # between two looks at a model whose answers have to end
 _SHOWN = 8  # names in an error
 
 
-@dataclass(eq=False, slots=True)
-class _Stay:
+class _Stay(Struct, eq=False):
     """A model's stay in memory, from the wait for room until it is unloaded."""
 
     engine: ServedEngine

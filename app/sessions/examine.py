@@ -5,7 +5,7 @@
 Guard: tests/app/sessions/test_damaged_store.py.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from headrace.app.sessions.records import EVERYTHING, Message, Session
 from headrace.app.sessions.rows import readable
@@ -15,8 +15,7 @@ from headrace.runtime.errors import SessionError
 _MAX_PROBLEMS = 20  # of the file's structure; one damaged page causes many
 
 
-@dataclass(frozen=True, slots=True)
-class ReadableSession:
+class ReadableSession(Struct, frozen=True):
     """A session with all its readable messages; `damaged` of each names unreadable columns."""
 
     session: Session
@@ -27,8 +26,7 @@ class ReadableSession:
         return bool(self.session.damaged) or any(message.damaged for message in self.messages)
 
 
-@dataclass(frozen=True, slots=True)
-class Examination:
+class Examination(Struct, frozen=True):
     """State of the whole file.
 
     problems: errors of the file, in SQLite's words, and failed queries.

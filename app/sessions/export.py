@@ -12,10 +12,11 @@ import os
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import to_builtins
 
 from headrace.app.answer.phrases import sampling_text, summary_phrases
 from headrace.app.output.sanitise import sanitise
@@ -126,11 +127,11 @@ def to_markdown(session: Session, branch: Sequence[Message]) -> str:
 
 def to_document(session: Session, messages: Sequence[Message]) -> dict[str, object]:
     """Return all branches as a flat list with `parent_id`s. Times are seconds since the epoch."""
-    return {"session": asdict(session), "messages": [_message_document(message) for message in messages]}
+    return {"session": to_builtins(session), "messages": [_message_document(message) for message in messages]}
 
 
 def _message_document(message: Message) -> dict[str, object]:
-    document = asdict(message)
+    document: dict[str, object] = to_builtins(message)
     if message.metrics is not None:
         document["metrics"] = message.metrics.document()
     del document["kinds"]  # `content` has the tags

@@ -8,12 +8,12 @@ Guard: tests/app/sessions/test_html_page.py.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+from msgspec import Struct
 
 from headrace.app.answer.answer_steps import AnswerSteps, StepText
 from headrace.app.output.markdown_parser import parser
@@ -34,8 +34,7 @@ StepsOf = Callable[[Message], AnswerSteps | None]
 Made = Callable[[Message], list[str]]
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(Struct, frozen=True):
     """One step, or several where there are more than fit: the slowest of them.
 
     x, y, width, height: in units of the chart, from its upper left corner.
@@ -51,8 +50,7 @@ class Bar:
     title: str
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
+class Chart(Struct, frozen=True):
     """Step latencies.
 
     bars: from the first step to the last.
@@ -70,8 +68,7 @@ class Chart:
     height: int = _HEIGHT
 
 
-@dataclass(frozen=True, slots=True)
-class TokenMark:
+class TokenMark(Struct, frozen=True):
     """One token of a strip. style: classes of the page."""
 
     text: str

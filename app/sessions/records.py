@@ -8,8 +8,9 @@ Guard: tests/app/sessions/test_store.py.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct, field
 
 from headrace.models.text.thinking import Kinds, TextByKind
 from headrace.runtime.metrics.telemetry import Summary
@@ -22,16 +23,14 @@ EVERYTHING = "everything"
 _TITLE_LENGTH = 60  # characters
 
 
-@dataclass(frozen=True, slots=True)
-class Attachment:
+class Attachment(Struct, frozen=True):
     """A text file sent with a message."""
 
     name: str
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(Struct, frozen=True):
     """One node of a session's tree. `parent_id` None: a first message.
 
     partial: the answer is being written, was stopped, ended at a limit or was cut off by a crash.
@@ -67,8 +66,7 @@ class Message:
         return TextByKind(self.content, kinds)
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(Struct, frozen=True):
     """Unsent text. pastes: the long texts that placeholders in it stand for. False if it is blank."""
 
     text: str = ""
@@ -91,8 +89,7 @@ def joined(drafts: Sequence[Draft]) -> Draft:
     return Draft(text, {label: pasted for draft in drafts for label, pasted in draft.pastes.items()})
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
+class Session(Struct, frozen=True):
     """A conversation's settings and its active branch.
 
     model: as after `-m`; None: the default.
@@ -117,8 +114,7 @@ class Session:
     damaged: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SessionEntry:
+class SessionEntry(Struct, frozen=True):
     """A session in a list. messages: on all branches."""
 
     session: Session
@@ -132,8 +128,7 @@ class SessionEntry:
         return f"unsent: {title_of(self.session.draft.text)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(Struct, frozen=True):
     """A message found by a search. snippet: marks the found words with « »."""
 
     session_id: str

@@ -11,15 +11,16 @@ import json
 import sqlite3
 import sys
 from collections.abc import Callable, Collection
-from dataclasses import astuple, replace
 from typing import Any, TypeVar
+
+from msgspec.structs import astuple, replace
 
 from headrace.app.answer.options import OPTIONS
 from headrace.app.sessions.records import DAMAGED, EVERYTHING, Attachment, Draft, Message, Role, Session
 from headrace.models.text.thinking import Kinds, read_tags
 from headrace.runtime.config.typed import typed
 from headrace.runtime.config.value_types import Number, Whole
-from headrace.runtime.metrics.telemetry import Summary
+from headrace.runtime.metrics.telemetry import Percentiles, Summary
 
 T = TypeVar("T")
 _LATEST = 2.0**37  # seconds since the epoch, the year 6325: within every system's calendar
@@ -234,7 +235,7 @@ def _summary(value: Any) -> Summary:
     stored = value if "steps" in value else _completed(value)
     summary = typed(Summary, stored)
     for figure in astuple(summary):
-        numbers = figure if isinstance(figure, tuple) else (figure,)
+        numbers = astuple(figure) if isinstance(figure, Percentiles) else (figure,)
         if not all(number is None or 0 <= number <= _largest(number) for number in numbers):
             raise ValueError
     return summary

@@ -13,8 +13,10 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
 from pathlib import Path
+
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from headrace.app.answer.answer_steps import AnswerSteps, unpacked
 from headrace.app.sessions.database import APPENDED, SELECT_MESSAGE, Database
@@ -180,7 +182,7 @@ class SessionStore:
         """Keep unsent text with a session; a blank one removes it."""
         if not draft:
             return self._change(session_id, draft=None)
-        stored = json.dumps(asdict(draft), ensure_ascii=False)
+        stored = json.dumps(to_builtins(draft), ensure_ascii=False)
         return self._change(session_id, draft=stored, updated_at=time.time())
 
     def set_prompt_from(self, session_id: str, message_id: int | None, summary: str = "") -> Session:
@@ -225,7 +227,7 @@ class SessionStore:
                     "created_at": now,
                     "partial": partial,
                     "model": model,
-                    "attachments": json.dumps([asdict(attachment) for attachment in attachments]),
+                    "attachments": json.dumps(to_builtins(attachments)),
                     "sampling": None if sampling is None else json.dumps(dict(sampling)),
                     "system": system,
                 },

@@ -11,13 +11,13 @@ Guard: tests/tui/screens/test_tree_screen.py.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from headrace.app.sessions.records import Message
 
 
-@dataclass(frozen=True, slots=True)
-class TreeLine:
+class TreeLine(Struct, frozen=True):
     """A message."""
 
     message: Message

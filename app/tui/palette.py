@@ -6,9 +6,9 @@ Guard: tests/tui/screens/test_dialogs.py.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
+from msgspec import Struct
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
 
@@ -23,8 +23,7 @@ _BESIDE_COMMANDS = (  # title, key, help, action
 _CHAT_ONLY = ("screen.panel", "screen.search_history")
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(Struct, frozen=True):
     """An entry: its title and key, a sentence on it, and the function that carries it out."""
 
     title: str

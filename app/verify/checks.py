@@ -8,7 +8,6 @@ Guard: tests/app/verify/test_verify.py.
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 from msgspec import Struct
@@ -38,8 +37,7 @@ Begin = Callable[[int, int, str], None]
 """Called before a check with its number (0: the answers to compare with), the number of checks, and its name."""
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyPlan:
+class VerifyPlan(Struct, frozen=True):
     """Size of a verification.
 
     tokens: per answer.
@@ -83,8 +81,7 @@ class CheckResult(Struct, frozen=True, kw_only=True):
         return self.result != "differs"
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(Struct, frozen=True):
     """A way to serve."""
 
     name: str

@@ -7,9 +7,9 @@ Guard: tests/app/verify/test_verify.py.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import mlx.core as mx
+from msgspec import Struct
 
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.text_part import text_part
@@ -26,8 +26,7 @@ _ROUNDED_BITS = (2, 4, 5, 6, 8)
 _TOLERANCE = {FLOAT32.name: 0.01, FLOAT16.name: 0.1, BFLOAT16.name: 0.5}
 
 
-@dataclass(frozen=True, slots=True)
-class Expectation:
+class Expectation(Struct, frozen=True):
     """Equality that answers must keep, however they are served.
 
     exact: equal bits are expected.

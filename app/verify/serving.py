@@ -7,9 +7,10 @@ Guard: tests/app/verify/test_verify.py.
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from msgspec.structs import replace
 
 from headrace.app.verify.trace import Trace
 from headrace.runtime.engine.engine import Engine

@@ -6,13 +6,12 @@ a paged cache: a digest of its bytes in all layers.
 Guard: tests/app/verify/test_verify.py.
 """
 
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 
 from headrace.runtime.engine.request import Event, SequenceFailed, Step, TokenLogprobs
 from headrace.runtime.kv.block_table import BlockTable
@@ -21,8 +20,7 @@ from headrace.runtime.ops import BLOCK
 TOP = 8  # most likely tokens, for which log probabilities are compared
 
 
-@dataclass(slots=True)
-class Trace:
+class Trace(Struct):
     """A sequence's answer so far."""
 
     prompt: int = 0  # number of its tokens
@@ -84,8 +82,7 @@ class Flip(Struct, frozen=True):
     got_text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TraceComparison:
+class TraceComparison(Struct, frozen=True):
     """Two answers to one request.
 
     tokens: number compared.

@@ -10,9 +10,10 @@ Guard: tests/app/predict/test_hosts.py.
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from headrace.app.predict.chip_names import chip_targets, machine_targets
 from headrace.app.predict.hosts import SPLITS, HostsPrediction, best, predict_hosts

@@ -8,8 +8,9 @@ missing key is that of the family's class; `test_every_field_of_the_class_counts
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import Struct, field
 
 from headrace.models.architectures.config import (
     DecoderConfig,
@@ -45,8 +46,7 @@ GPT_NAMES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class HeadNames:
+class HeadNames(Struct, frozen=True):
     """Names of a multi-token prediction head's tensors."""
 
     prefix: str  # `{}` is the number of the network's layers
@@ -64,8 +64,7 @@ def uses_positions(fields: Fields) -> bool:
     return bool(fields.values.get("position_embedding_type", "rope") != "nope")
 
 
-@dataclass(frozen=True, slots=True)
-class Architecture:
+class Architecture(Struct, frozen=True):
     """One model_type. Fields are what its config.json does not state; functions read what it does.
 
     The functions are called in this order:

@@ -8,8 +8,9 @@ Guard: tests/models/architectures/test_config.py.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import Struct, field
 
 if TYPE_CHECKING:
     from headrace.runtime.ops import MixerSizes
@@ -19,8 +20,7 @@ Activation = Literal["silu", "gelu", "clamped", "xielu", "relu2", "tanh_gelu", "
 GATED: tuple[Activation, ...] = ("silu", "gelu", "clamped", "gated_erf_gelu")
 
 
-@dataclass(frozen=True, slots=True)
-class NormNames:
+class NormNames(Struct, frozen=True):
     """Modules of a layer's norms, before and after attention and feed-forward; None: no norm there."""
 
     attention: str | None = "input_layernorm"
@@ -29,8 +29,7 @@ class NormNames:
     after_mlp: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(Struct, frozen=True):
     """Facts of a family's layers that no config.json states."""
 
     norms: NormNames = NormNames()
@@ -70,8 +69,7 @@ class Family:
         return ("gate_proj", "up_proj") if self.activation in GATED else ("up_proj",)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RopeConfig:
+class RopeConfig(Struct, frozen=True, eq=False):
     """Rotation of one kind of layer, as `models.network.rope` computes it.
 
     Compared by identity: layers of one kind share one object, and so one array of periods.
@@ -90,8 +88,7 @@ class RopeConfig:
         return self.kind == "longrope" and scaling.get("short_factor") != scaling.get("long_factor")
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertsConfig:
+class ExpertsConfig(Struct, frozen=True):
     """A layer's mixture of experts, from which `network.feed_forwards` makes a `runtime.ops.Mixture`.
 
     Names of modules are below the feed-forward, `mlp`.
@@ -128,8 +125,7 @@ ExpertLayers = list[ExpertsConfig | None]
 """Experts of each layer; None: a dense feed-forward."""
 
 
-@dataclass(frozen=True, slots=True)
-class MixerConfig:
+class MixerConfig(Struct, frozen=True):
     """Recurrent mixing of a layer, from which `network.mixers` makes a `runtime.ops.MixerSpec`."""
 
     sizes: "MixerSizes"  # its kind, too: "delta", "kda", "ssm", "conv" or "shift"
@@ -165,16 +161,14 @@ class MixerConfig:
         return sizes.width <= 16 and parts and (sizes.kind in ("conv", "shift") or recurs)
 
 
-@dataclass(frozen=True, slots=True)
-class ScanConfig:
+class ScanConfig(Struct, frozen=True):
     """Products between the convolution of a Mamba layer and its scan."""
 
     rank: int  # of the two products that lead to steps
     norm_eps: float | None  # of norms of steps, B and C, without weights; None: no norms (Falcon Mamba has some)
 
 
-@dataclass(frozen=True, slots=True)
-class TimeMixConfig:
+class TimeMixConfig(Struct, frozen=True):
     """Ranks of the products of an RWKV-7 layer that lead from its input to numbers of each channel."""
 
     decay: int
@@ -189,8 +183,7 @@ class TimeMixConfig:
         return {letter: rank for letter, rank in ranks.items() if rank}
 
 
-@dataclass(frozen=True, slots=True)
-class LatentConfig:
+class LatentConfig(Struct, frozen=True):
     """Sizes of attention over latents (MLA); see `models.network.latent`."""
 
     queries: int  # the queries' latent; 0: queries are projected from the layer's input
@@ -206,8 +199,7 @@ class LatentConfig:
         return self.rotated + self.size
 
 
-@dataclass(frozen=True, slots=True)
-class IndexerConfig:
+class IndexerConfig(Struct, frozen=True):
     """Sizes of an indexer, whose scores choose the entries that a query attends to (DeepSeek V3.2, MiniMax M3)."""
 
     heads: int  # of its queries; keys have one head
@@ -219,8 +211,7 @@ class IndexerConfig:
     local: int = 0  # blocks that are always chosen, a query's own the last of them
 
 
-@dataclass(frozen=True, slots=True)
-class AltUpConfig:
+class AltUpConfig(Struct, frozen=True):
     """Alternating updates of several residual streams; see `models.network.altup_decoder`.
 
     streams: their number.
@@ -233,8 +224,7 @@ class AltUpConfig:
     bound: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class LayerConfig:
+class LayerConfig(Struct, frozen=True):
     """Properties that vary by layer. 0 `heads`, `kv_heads`, `head_dim` and `inner` are those of the `DecoderConfig`."""
 
     rope: RopeConfig | None  # None: attention has no position information
@@ -268,8 +258,7 @@ class LayerConfig:
         return None if self.indexer is None or self.indexer.shared else self.indexer
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderConfig:
+class DecoderConfig(Struct, frozen=True):
     """Shapes and variants of a decoder-only transformer. Sizes are in elements."""
 
     architecture: str  # model_type

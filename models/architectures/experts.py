@@ -5,8 +5,9 @@ tests/parity/test_mlx_lm_families.py compares logits.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from headrace.models.architectures.config import ExpertLayers, ExpertsConfig
 from headrace.models.architectures.fields import Fields

@@ -9,8 +9,9 @@ Guard: tests/parity/test_mlx_lm_families.py, which compares logits with those of
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from headrace.models.architectures.architecture import BIASES, Architecture
 from headrace.models.architectures.config import DecoderConfig, Family, MixerConfig

@@ -10,9 +10,10 @@ Guard: tests/parity/test_mlx_lm_families.py, which compares logits with those of
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
+
+from msgspec.structs import replace
 
 from headrace.models.architectures.architecture import Architecture, Config
 from headrace.models.architectures.config import (

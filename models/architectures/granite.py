@@ -4,7 +4,7 @@
 Guard: tests/parity/test_mlx_lm_families.py, which compares logits with those of mlx-lm's classes.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from headrace.models.architectures.architecture import BIASES, MIXER, Architecture, Config
 from headrace.models.architectures.config import (

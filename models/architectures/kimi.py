@@ -9,8 +9,9 @@ Guard: tests/parity/test_mlx_lm_families.py, which compares logits with those of
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from headrace.models.architectures.architecture import Architecture, Config
 from headrace.models.architectures.config import DecoderConfig, ExpertLayers, Family, MixerConfig

@@ -6,7 +6,8 @@ Guard: tests/parity/test_mlx_lm_families.py.
 """
 
 import math
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from headrace.models.architectures.config import DecoderConfig, IndexerConfig, LatentConfig
 from headrace.models.architectures.fields import Fields

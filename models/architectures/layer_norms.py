@@ -7,8 +7,9 @@ tests/parity/test_mlx_lm_families.py compares logits; tests/models/architectures
 `architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
 """
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from headrace.models.architectures.architecture import ATTENTION, GPT_NAMES, QKV, Architecture, Config
 from headrace.models.architectures.config import (

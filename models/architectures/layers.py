@@ -6,7 +6,8 @@ Guards: tests/models/architectures/test_config.py and tests/parity/test_mlx_lm_f
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from headrace.models.architectures.architecture import Architecture, Config
 from headrace.models.architectures.config import DecoderConfig, Family, LayerConfig, RopeConfig

@@ -7,8 +7,9 @@ mlx-lm's class is the reference (`bailing_moe_v3`): tests/parity/test_mlx_lm_fam
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from headrace.models.architectures.architecture import Architecture, Config
 from headrace.models.architectures.config import ExpertLayers, Family, MixerConfig

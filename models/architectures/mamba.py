@@ -8,7 +8,7 @@ whatever its length.
 Guard: tests/parity/test_mlx_lm_families.py, which compares logits with those of mlx-lm's classes.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from headrace.models.architectures.architecture import MIXER, Architecture, Config
 from headrace.models.architectures.config import DecoderConfig, Family, MixerConfig, NormNames, ScanConfig

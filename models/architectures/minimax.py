@@ -5,7 +5,8 @@ Guard: tests/parity/test_mlx_lm_families.py, which compares logits with those of
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from headrace.models.architectures.architecture import Architecture, Config
 from headrace.models.architectures.config import (

@@ -6,8 +6,9 @@ Guard: tests/models/architectures/test_mllama.py.
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from headrace.models.architectures.architecture import Architecture
 from headrace.models.architectures.config import DecoderConfig, Family

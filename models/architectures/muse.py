@@ -4,7 +4,7 @@
 Guards: tests/parity/test_mlx_lm_families.py by logits, and tests/models/architectures/test_muse.py.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from headrace.models.architectures.architecture import Architecture
 from headrace.models.architectures.config import DecoderConfig, Family

@@ -9,7 +9,8 @@ Guards: tests/parity/test_mlx_lm_families.py by logits, and tests/models/archite
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from headrace.models.architectures.architecture import BIASES, MIXER, Architecture, Config
 from headrace.models.architectures.config import DecoderConfig, ExpertLayers, Family, MixerConfig

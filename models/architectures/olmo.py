@@ -6,7 +6,7 @@ OLMoE, and the hybrid's recurrent layers, have the usual norms before each half 
 Guard: tests/parity/test_mlx_lm_families.py, which compares logits with those of mlx-lm's classes.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from headrace.models.architectures.architecture import Architecture
 from headrace.models.architectures.config import (

@@ -7,8 +7,9 @@ that a new one needs. Defaults of keys that a config lacks are those of mlx-lm's
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from headrace.models.architectures.architecture import ATTENTION, FEED_FORWARD, GPT_NAMES, QKV, Architecture, Config
 from headrace.models.architectures.config import (

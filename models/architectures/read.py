@@ -10,8 +10,9 @@ Guards: tests/models/architectures/test_config.py, and tests/parity/test_mlx_lm_
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import chain
+
+from msgspec.structs import replace
 
 from headrace.models.architectures.architecture import Architecture
 from headrace.models.architectures.config import Activation, DecoderConfig, Family, RopeConfig

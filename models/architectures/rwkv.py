@@ -7,7 +7,7 @@ flash-linear-attention, which mlx-lm's class has, too.
 Guard: tests/parity/test_mlx_lm_families.py, which compares logits with those of mlx-lm's classes.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from headrace.models.architectures.architecture import Architecture, Config
 from headrace.models.architectures.config import DecoderConfig, Family, MixerConfig, NormNames, TimeMixConfig

@@ -4,7 +4,7 @@
 Guards: tests/parity/test_mlx_lm_families.py by logits, and tests/models/architectures/test_step.py.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from headrace.models.architectures.architecture import Architecture, Config
 from headrace.models.architectures.config import DecoderConfig, ExpertLayers, ExpertsConfig, Family, RopeConfig

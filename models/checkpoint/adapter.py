@@ -15,9 +15,10 @@ Guards: tests/models/network/test_adapters.py and tests/models/mlx_lm/test_adapt
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from sys import float_info
+
+from msgspec import Struct
 
 from headrace.models.checkpoint.json_object import quote
 from headrace.models.checkpoint.shard_header import read_header, read_strict_object
@@ -53,8 +54,7 @@ _PEFT_PLAIN: dict[str, tuple[object, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class LowRank:
+class LowRank(Struct, frozen=True):
     """The factors of one module's change, as stored."""
 
     a: str  # tensor of A
@@ -63,8 +63,7 @@ class LowRank:
     transposed: bool  # stored as (K, r) and (r, N)
 
 
-@dataclass(frozen=True, slots=True)
-class Adapter:
+class Adapter(Struct, frozen=True):
     """An adapter whose files passed the checks."""
 
     path: Path  # its folder

@@ -10,10 +10,10 @@ Guards: tests/models/network/test_parameters.py and tests/models/loading/test_ke
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import mlx.core as mx
+from msgspec import Struct
 
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError, UsageError
 from headrace.runtime.metrics.cost import FLOAT_MODES, quantized_bytes
@@ -35,8 +35,7 @@ class Groups(NamedTuple):
 GROUPS_OF_16 = Groups(groups_of_16.BITS, groups_of_16.GROUP)
 
 
-@dataclass(frozen=True, slots=True)
-class Quantization:
+class Quantization(Struct, frozen=True):
     """`bits` per weight in groups of `group_size`. Raises UsageError for settings that MLX lacks."""
 
     bits: int

@@ -10,8 +10,9 @@ Guards: tests/models/checkpoint/test_safetensors.py and tests/faults/test_checkp
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from headrace.models.checkpoint.adapter import Adapter
 from headrace.models.checkpoint.foreign.formats import recognise
@@ -37,8 +38,7 @@ _VARIANT = re.compile(r"model\.(b?fp?(16|32|8)|b?float(16|32)|int[48])(-\d+-of-\
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Struct, frozen=True):
     """A directory whose files passed the checks."""
 
     path: Path

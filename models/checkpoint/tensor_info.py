@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 # Bytes per element. MLX reads F8 types as their bits, in uint8.
 DTYPE_BYTES = {
@@ -13,8 +14,7 @@ DTYPE_BYTES = {
 FLOATS = ("F16", "BF16", "F32")
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
+class TensorInfo(Struct, frozen=True):
     """One tensor of a shard."""
 
     dtype: str  # a key of DTYPE_BYTES

@@ -11,7 +11,8 @@ of published checkpoints.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from headrace.models.architectures.families import architecture_named, architecture_of
 from headrace.models.checkpoint.safetensors import Checkpoint, quantization_section
@@ -35,8 +36,7 @@ _DRAFTS = ("mtp.", "model.mtp_layers.")  # prefixes of layers that draft tokens
 _OUTER = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization", "vocab_size")
 
 
-@dataclass(frozen=True, slots=True)
-class TextCheckpoint:
+class TextCheckpoint(Struct, frozen=True):
     """A text-only view of a checkpoint."""
 
     config: dict[str, object]  # of the language model

@@ -7,11 +7,11 @@ Guard: tests/models/cost/test_mlx_lm_shape.py.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
+from msgspec.structs import replace
 
 from headrace.models.architectures.fields import text_section
 from headrace.models.checkpoint.normalize import normalized

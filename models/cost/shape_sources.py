@@ -13,11 +13,12 @@ Guards: tests/models/cost/test_costs.py and test_step_shape.py.
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
 
 from headrace.models.architectures.config import DecoderConfig, joint_norms
 from headrace.models.architectures.families import architecture_named, architecture_of

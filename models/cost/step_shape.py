@@ -8,7 +8,9 @@ Guard: tests/models/cost/test_step_shape.py.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.runtime.metrics.cost import (
     LayerKV,
@@ -23,8 +25,7 @@ from headrace.runtime.ops.kv_format import FLOAT16, FORMATS, KVFormat
 _GROUP_SIZE = 64  # weights that share a scale, in `StepShape.stored_at`
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(Struct, frozen=True):
     """One row of a step: bytes moved `count` times, and FLOPs each time."""
 
     name: str
@@ -41,8 +42,7 @@ class Operation:
         return self.flops / self.nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class StepShape:
+class StepShape(Struct, frozen=True):
     """The matrices and K/V that a decode step reads."""
 
     source: str  # origin of the shapes, in words

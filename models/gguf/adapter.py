@@ -9,12 +9,12 @@ Guard: tests/models/gguf/test_adapter.py.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from headrace.models.checkpoint.arrays import save_arrays
 from headrace.models.gguf.container import RawTensor, open_container

@@ -8,11 +8,12 @@ needs a variant in `tests/models/gguf/build_layered.py`, and llama.cpp's answers
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.rope import LongFactors
@@ -46,8 +47,7 @@ class Contents(NamedTuple):
         return any(name.endswith(f".{tensor}") for name in self.shapes)
 
 
-@dataclass(frozen=True)
-class TensorRule:
+class TensorRule(Struct, frozen=True):
     """Destination of one tensor of a layer, in a group by the tensor's name below "blk.N." (`names.named`)."""
 
     module: str  # below the layer
@@ -94,8 +94,7 @@ class DraftLayer(NamedTuple):
         }
 
 
-@dataclass(frozen=True)
-class GGUFArchitecture:
+class GGUFArchitecture(Struct, frozen=True):
     """Facts of one architecture. Functions are for facts that its files or its class state otherwise."""
 
     model_class: str  # in "architectures" of config.json

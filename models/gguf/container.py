@@ -9,20 +9,19 @@ Guards: tests/models/gguf/test_container.py and test_split.py.
 import mmap
 import stat
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from headrace.models.checkpoint.split_files import present_parts
 from headrace.models.gguf.header import ANEW, MAX_HEADER_BYTES, HeaderCutError, TensorEntry, Value, read_header
 from headrace.runtime.errors import CheckpointError
 
 
-@dataclass(frozen=True)
-class RawTensor:
+class RawTensor(Struct, frozen=True):
     """One stored tensor."""
 
     name: str
@@ -40,8 +39,7 @@ _MOST_BYTES = 4 << 20
 _MOST_VALUES = 1 << 20  # bytes of a tensor whose values are read from a remote file; factors of a rope have a few KiB
 
 
-@dataclass(frozen=True)
-class Container:
+class Container(Struct, frozen=True):
     """Metadata by key and tensors by name, in file order. paths: several for a split model."""
 
     paths: list[Path]

@@ -15,13 +15,13 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct, field
 
 from headrace.models.architectures.fields import text_section
 from headrace.models.checkpoint.gguf_link import LINK_FILE, file_facts
@@ -58,8 +58,7 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 _LICENCE_KEYS = ("general.license", "general.license.name", "general.license.link")
 
 
-@dataclass
-class _ConversionLog:
+class _ConversionLog(Struct):
     """Properties of the written tensors: settings per module, dtypes, and inexact ones."""
 
     settings: dict[str, Groups] = field(default_factory=dict)
@@ -100,8 +99,7 @@ class Forms(NamedTuple):
         return sum(prod(shape) * DTYPE_BYTES[dtype] for dtype, shape in self.arrays.values())
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """Tensors of a GGUF and of the network they become."""
 
     container: Container
@@ -155,8 +153,7 @@ class Layout:
         return True
 
 
-@dataclass(frozen=True)
-class ConversionPlan(Layout):
+class ConversionPlan(Layout, frozen=True):
     """Contents of a GGUF's header in Hugging Face terms."""
 
     vocabulary: Vocabulary
@@ -340,16 +337,14 @@ def _check_shape(tensor: RawTensor, target: Target) -> None:
         raise CheckpointError(f"tensor {tensor.name} has shape {tensor.shape}, the metadata asks for {target.shape}")
 
 
-@dataclass(frozen=True)
-class StoredArray:
+class StoredArray(Struct, frozen=True):
     """An array with its safetensors type: numpy has none for BF16, which is held in 16-bit words."""
 
     array: Array
     dtype: str
 
 
-@dataclass(frozen=True)
-class ConvertedTensor:
+class ConvertedTensor(Struct, frozen=True):
     """A tensor in the network's layout: an array, or words, scales and biases of a quantized matrix."""
 
     source: RawTensor

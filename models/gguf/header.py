@@ -14,9 +14,10 @@ import mmap
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+
+from msgspec import Struct
 
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
@@ -109,8 +110,7 @@ class StringList:
 Value = int | float | bool | str | list[Any] | StringList
 
 
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
+class TensorEntry(Struct, frozen=True):
     """One entry of the tensor table."""
 
     name: str
@@ -120,8 +120,7 @@ class TensorEntry:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(Struct, frozen=True):
     """Metadata by key, tensors in file order, and the start of the data section."""
 
     metadata: dict[str, Value]

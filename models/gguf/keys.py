@@ -5,8 +5,9 @@ Rows of `gguf.architectures` name entries in their `keys`. A key that is read co
 Guard: tests/models/gguf/test_config.py.
 """
 
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from headrace.models.gguf.architecture import Config, Entries
 from headrace.models.gguf.metadata import Metadata
@@ -20,8 +21,7 @@ _EXPERTS = 1 << 14
 _WINDOWED = "{arch}.attention.sliding_window_pattern"  # a flag for each layer, or the period of those without
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(Struct, frozen=True):
     """A key of the metadata, below the architecture's name, and the values that it may have."""
 
     name: str

@@ -6,13 +6,13 @@ Guard: tests/models/gguf/test_link.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from headrace.models.checkpoint.file_parts import TYPES
 from headrace.models.checkpoint.safetensors import Checkpoint

@@ -14,13 +14,13 @@ The families differ in contractions, digits, case and line breaks. "It's 1234 ok
 """
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from headrace.runtime.errors import UnsupportedModelError
 
 
-@dataclass(frozen=True)
-class PreTokenizer:
+class PreTokenizer(Struct, frozen=True):
     """Rules of one pre-tokenizer."""
 
     patterns: tuple[str, ...]  # Oniguruma's, as the tokenizers library takes them

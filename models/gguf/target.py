@@ -6,11 +6,12 @@ Guard: tests/models/gguf/test_link.py.
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 Order = npt.NDArray[np.intp]
 Values = Literal["same", "minus_one", "log", "log_negative"]
@@ -19,8 +20,7 @@ Values = Literal["same", "minus_one", "log", "log_negative"]
 FUSED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps")}
 
 
-@dataclass(frozen=True, eq=False)
-class Target:
+class Target(Struct, frozen=True, eq=False):
     """Destination of a tensor."""
 
     source: str  # tensor of the file

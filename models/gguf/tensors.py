@@ -15,11 +15,11 @@ Guards: tests/models/gguf/test_tensors.py and test_convert.py.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from headrace.models.checkpoint.quantization import Groups
 from headrace.models.gguf.container import RawTensor
@@ -37,8 +37,7 @@ _WIDE = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4")
 _CHUNK_WEIGHTS = 1 << 18  # weights unpacked at a time: their codes fit a processor's cache
 
 
-@dataclass(frozen=True)
-class Affine:
+class Affine(Struct, frozen=True):
     """A quantized matrix, or one per expert, in MLX's layout."""
 
     weight: Array  # (..., rows, columns * bits / 32), uint32

@@ -5,7 +5,7 @@
 Guard: tests/models/gguf/test_tokenizer.py.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.text.control_tokens import TURN_ENDS
@@ -16,8 +16,7 @@ from headrace.runtime.errors import CheckpointError
 _MAX_TOKEN = 1024
 
 
-@dataclass(frozen=True)
-class SpecialIds:
+class SpecialIds(Struct, frozen=True):
     """Token ids with a role; None for a role that no token has."""
 
     bos: int | None  # begin of a text

@@ -9,13 +9,13 @@ Guard: tests/models/loading/test_bit_choice.py.
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from headrace.models.checkpoint.quantization import Groups
 
 
-@dataclass(frozen=True, slots=True)
-class PartFormat:
+class PartFormat(Struct, frozen=True):
     """One format of a part."""
 
     groups: Groups

@@ -11,10 +11,9 @@ cancellation. N = tokens, V = vocabulary.
 Guard: tests/models/loading/test_divergence.py.
 """
 
-from dataclasses import dataclass, field
-
 import mlx.core as mx
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from headrace.runtime.ops.read_values import read_ints
@@ -25,8 +24,7 @@ LogitRow = NDArray[np.float32]
 _LARGE = 8.0  # for a |c| this large the plain form is exact enough, and exp(-c) may overflow
 
 
-@dataclass(slots=True)
-class Divergence:
+class Divergence(Struct):
     """Figures of each scored token, in order of the text.
 
     kl: KL(reference || other), nats.

@@ -7,13 +7,14 @@ Guard: tests/models/loading/test_load.py.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, Unpack
 
 import mlx.core as mx
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from headrace.models.architectures.config import DecoderConfig
 from headrace.models.architectures.families import architecture_named, architecture_of
@@ -61,8 +62,7 @@ _SLOW_S = 1.0  # that weights or a tokenizer take before the first report
 _EVERY_S = 0.25  # between two reports
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
+class LoadedModel(Struct, frozen=True):
     """A model ready to run on the thread that loaded it.
 
     name: for people.

@@ -13,13 +13,14 @@ Guards: tests/models/loading/test_mixed_quantization.py and tests/parity/test_mi
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.models.architectures.config import DecoderConfig
 from headrace.models.architectures.families import architecture_of
@@ -50,8 +51,7 @@ _TYPES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16"}  # in heade
 _SHARD = 1 << 30  # bytes of the arrays that are written to one file
 
 
-@dataclass(frozen=True, slots=True)
-class WeightGroup:
+class WeightGroup(Struct, frozen=True):
     """Projections with one format.
 
     name: of the matrix that they are in the network.
@@ -89,8 +89,7 @@ class WeightGroup:
         return Groups(3, 32)
 
 
-@dataclass(frozen=True, slots=True)
-class PlainModel:
+class PlainModel(Struct, frozen=True):
     """A plain checkpoint in MLX's names and layouts, and its parts.
 
     text: its text part; `stored` has MLX's names.

@@ -7,10 +7,10 @@ Guard: tests/models/network/test_rank_parts.py.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+from msgspec import Struct
 
 from headrace.models.architectures.config import DecoderConfig
 from headrace.models.architectures.families import architecture_named, architecture_of
@@ -40,8 +40,7 @@ from headrace.runtime.ranks.split import Split
 _PLAIN_UNIT = 16  # columns that kernels read together
 
 
-@dataclass(frozen=True, slots=True)
-class Rank:
+class Rank(Struct, frozen=True):
     """One rank of a group, and the division of the model."""
 
     group: Group
@@ -115,8 +114,7 @@ class Rank:
         return Sized(make, weights, network.cost.kv)
 
 
-@dataclass(frozen=True, slots=True)
-class _Head:
+class _Head(Struct, frozen=True):
     """A rank's part of a multi-token prediction head.
 
     tensors: of the whole head, in the checkpoint.

@@ -7,9 +7,10 @@ Guard: tests/models/network/test_ranks.py.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Unpack, cast
+
+from msgspec.structs import replace
 
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import open_checkpoint

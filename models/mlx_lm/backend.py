@@ -7,10 +7,10 @@ Guard: tests/models/mlx_lm/test_cache.py.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import mlx.core as mx
+from msgspec import Struct
 
 from headrace.models.mlx_lm.cache import CachePart, MlxLmCache
 from headrace.models.mlx_lm.disk import load_cache, store_cache
@@ -53,8 +53,7 @@ class MlxLmPass:
         return self._cache.arrays
 
 
-@dataclass(frozen=True, slots=True)
-class EndedSequence:
+class EndedSequence(Struct, frozen=True):
     """The cache of an ended sequence, and the tokens of all its entries."""
 
     cache: MlxLmCache

@@ -8,12 +8,12 @@ with every mark; other parts are trimmed. A part's attributes and content tell t
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy, deepcopy
-from dataclasses import dataclass
 from math import inf
 from typing import Any, Protocol
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
+from msgspec import Struct
 
 from headrace.runtime.errors import EngineError
 from headrace.runtime.kv.cache import KVCache
@@ -51,8 +51,7 @@ def leaves(parts: Iterable[CachePart]) -> list[CachePart]:
     return single
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(Struct, frozen=True):
     """State of a cache that later entries overwrite."""
 
     length: int  # entries of the cache then

@@ -11,7 +11,6 @@ Guard: tests/models/mlx_lm/test_costs.py.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
 
@@ -19,6 +18,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, make_prompt_cache
+from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.models.architectures.fields import text_section
 from headrace.models.mlx_lm.cache import CachePart, leaves
@@ -32,8 +33,7 @@ _SHORT = 256
 _LONG = 512
 
 
-@dataclass(frozen=True, slots=True)
-class StepReads:
+class StepReads(Struct, frozen=True):
     """Reads of a step."""
 
     vocab_size: int  # logits of a token

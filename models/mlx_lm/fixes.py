@@ -9,7 +9,6 @@ Guard: tests/models/mlx_lm/test_fixes.py.
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
+from msgspec import Struct
 
 from headrace.models.architectures.fields import text_section
 from headrace.models.checkpoint.safetensors import Checkpoint
@@ -39,8 +39,7 @@ Config = Mapping[str, object]
 Weights = dict[str, mx.array]
 
 
-@dataclass(frozen=True, slots=True)
-class Fix:
+class Fix(Struct, frozen=True):
     """Differences of one class from its model."""
 
     stock: str = ""  # model_type of the class to change, if mlx-lm has none of this name

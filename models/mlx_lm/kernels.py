@@ -9,12 +9,12 @@ Guard: tests/models/mlx_lm/test_kernels.py.
 """
 
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
+from msgspec import Struct
 
 from headrace.models.mlx_lm.cache import CachePart
 from headrace.models.mlx_lm.functions import KernelFunctions
@@ -88,8 +88,7 @@ def exchange(model: nn.Module, stored: Stored, ops: Ops, make_parts: Callable[[]
     return Exchanged(arrays, nbytes, functions)
 
 
-@dataclass(frozen=True, slots=True)
-class Exchanged:
+class Exchanged(Struct, frozen=True):
     """Result of an exchange."""
 
     arrays: list[mx.array]  # of the exchanged layers

@@ -8,11 +8,11 @@ quantized: mlx-lm's own generator leaves the first chunk of a prompt plain.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import KVCache, make_prompt_cache
+from msgspec.structs import replace
 
 from headrace.models.mlx_lm.cache import CachePart, arrays_in
 from headrace.runtime.config import environment

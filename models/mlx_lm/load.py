@@ -12,13 +12,13 @@ Guards: tests/models/gguf/test_layered.py and tests/models/mlx_lm/test_network.p
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path
+from msgspec.structs import replace
 
 from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.foreign.matrices import REQUANTIZED_BITS, REQUANTIZED_GROUPS

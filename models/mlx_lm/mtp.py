@@ -7,10 +7,10 @@ Guard: tests/models/network/test_mtp.py.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
+from msgspec import Struct
 
 from headrace.models.network.mtp import HeadTensors
 
@@ -63,8 +63,7 @@ class _Shared(nn.Module):  # type: ignore[misc]
         return logits
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(Struct, frozen=True):
     """A head's tensors and the network that it belongs to."""
 
     tensors: HeadTensors

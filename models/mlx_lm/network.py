@@ -11,11 +11,11 @@ Guard: tests/models/mlx_lm/test_network.py.
 
 from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import replace
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
+from msgspec.structs import replace
 
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint

@@ -14,11 +14,11 @@ for bytes and FLOPs.
 
 from collections.abc import Iterator
 from copy import copy
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import mlx.core as mx
+from msgspec.structs import replace
 
 from headrace.models.architectures.config import DecoderConfig, LayerConfig
 from headrace.models.network.decoder_costs import kv_layers, layer_matrices, state_bytes

@@ -8,9 +8,10 @@ Guard: tests/models/cost/test_costs.py.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from headrace.models.architectures.config import DecoderConfig
 from headrace.models.network.tensors import Tensor, ends, layer_tensors

@@ -6,9 +6,9 @@ Guard: tests/parity/test_mlx_lm_families.py, which compares logits with those of
 """
 
 import math
-from dataclasses import replace
 
 import mlx.core as mx
+from msgspec.structs import replace
 
 from headrace.models.architectures.config import DecoderConfig, ExpertsConfig, LayerConfig
 from headrace.models.network.parameters import Parameters

@@ -8,10 +8,10 @@ Guard: tests/models/network/test_mtp.py.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Self
 
 import mlx.core as mx
+from msgspec.structs import replace
 
 from headrace.models.architectures.config import DecoderConfig
 from headrace.models.architectures.read import decoder_config

@@ -12,10 +12,10 @@ Dimensions: E hidden size, H query heads, Hkv key-value heads, D head size.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate
 
 import mlx.core as mx
+from msgspec.structs import replace
 
 from headrace.models.architectures.config import (
     AltUpConfig,

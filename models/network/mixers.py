@@ -7,9 +7,8 @@ another order changes the logits, which tests/parity/test_mlx_lm_families.py com
 Dimensions: C channels of the convolution, Hv heads, Dv size of a head's values.
 """
 
-from dataclasses import replace
-
 import mlx.core as mx
+from msgspec.structs import replace
 
 from headrace.models.architectures.config import DecoderConfig, LayerConfig, MixerConfig
 from headrace.models.network.parameters import Parameters

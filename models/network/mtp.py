@@ -15,8 +15,10 @@ Guard: tests/models/network/test_mtp.py.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.models.architectures.architecture import HeadNames
 from headrace.models.architectures.families import architecture_of
@@ -38,8 +40,7 @@ _ONE_LAYER = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class HeadTensors:
+class HeadTensors(Struct, frozen=True):
     """A head's tensors in a checkpoint."""
 
     checkpoint: Checkpoint  # with the config of the model of one layer

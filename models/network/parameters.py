@@ -10,11 +10,12 @@ Guard: tests/models/network/test_parameters.py.
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
 import mlx.core as mx
+from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.models.architectures.families import architecture_of
 from headrace.models.architectures.fields import Fields
@@ -29,8 +30,7 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.ops import Ops, Weight
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedModules:
+class PreparedModules(Struct, frozen=True):
     """A weight as prepared for the operations, and the modules that it is made of."""
 
     # Bytes of the weight; the weight itself where they are not known yet, since it is read with others. Other weights

@@ -5,9 +5,8 @@ layers. E = width, C = channels of a convolution, H = heads of an RWKV-7 layer, 
 tests/parity/test_mlx_lm_families.py compares logits.
 """
 
-from dataclasses import replace
-
 import mlx.core as mx
+from msgspec.structs import replace
 
 from headrace.models.architectures.config import DecoderConfig, MixerConfig, TimeMixConfig
 from headrace.models.network.parameters import Parameters

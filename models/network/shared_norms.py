@@ -9,10 +9,10 @@ tests/models/network/test_ranks.py compares divided networks with whole ones.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
+from msgspec.structs import replace
 
 from headrace.models.network.projections import stacked
 from headrace.models.network.tensor_part import TensorPart, head_ranges, kv_range

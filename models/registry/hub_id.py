@@ -8,9 +8,10 @@ of the catalog name their repositories by a `HubId`, too.
 """
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
+
+from msgspec import Struct
 
 from headrace.runtime.errors import ModelNotFoundError, UsageError
 
@@ -24,8 +25,7 @@ _TREES = ("tree", "blob", "resolve", "raw")  # a revision and a path follow
 FORMS = "a hub id looks like org/name, org/name:Q4_K_M, org/name/file.gguf or org/name@revision"
 
 
-@dataclass(frozen=True, slots=True)
-class HubId:
+class HubId(Struct, frozen=True):
     """A model repository on the hub; `revision` is None for its default branch.
 
     file: the .gguf file to use, or the folder of the model. quantization: that of the .gguf file, in capitals.

@@ -15,9 +15,10 @@ import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from headrace.models.checkpoint.gguf_link import file_facts
 from headrace.models.checkpoint.normalize import normalized
@@ -38,8 +39,7 @@ _TEMPLATE = "tokenizer.chat_template"  # its key, and the beginning of those of 
 _SOURCE = "local file "  # begins the origin of a conversion, before the file's path
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedGGUF:
+class OpenedGGUF(Struct, frozen=True):
     """A file whose header has been read. stamp: its size and modification time before that, see `_stamp`."""
 
     container: "Container"

@@ -9,9 +9,10 @@ Guard: tests/models/registry/test_other_programs.py.
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from headrace.models.checkpoint.split_files import first_parts, is_gguf
 from headrace.models.registry.hub_id import HubId
@@ -24,8 +25,7 @@ _OLLAMA_ADAPTER = "application/vnd.ollama.image.adapter"
 _MAX_MANIFEST_BYTES = 1 << 20  # they have about 1,000
 
 
-@dataclass(frozen=True, slots=True)
-class ForeignModel:
+class ForeignModel(Struct, frozen=True):
     """A model of another program.
 
     name: as `-m` takes it.

@@ -15,10 +15,12 @@ Guard: tests/models/registry/test_resolve.py.
 """
 
 import shutil
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from headrace.models.checkpoint.adapter import Adapter
 from headrace.models.checkpoint.safetensors import open_checkpoint
@@ -55,8 +57,7 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "smollm2-135m"  # also in the catalog, which is not read for an installed model
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedModel:
+class ResolvedModel(Struct, frozen=True):
     """A model that is ready to be loaded."""
 
     name: str  # display name: catalog name, hub id, file or directory name
@@ -229,8 +230,7 @@ def _hub_name(hub: HubId) -> str:
     return hub.repo.replace("/", "--") + quote(file, safe="") + at
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(Struct, frozen=True):
     """The store's entry of a name, before it is installed or replaced.
 
         model   fault
@@ -331,8 +331,7 @@ def _install_wheel(
     return store.install(name, build, replace=entry.fault is not None, progress=progress)
 
 
-@dataclass(frozen=True, slots=True)
-class _HubModel:
+class _HubModel(Struct, frozen=True):
     """A repository to install as `name`. shown: display name."""
 
     name: str

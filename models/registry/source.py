@@ -14,9 +14,10 @@ Guard: tests/models/registry/test_source.py.
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
+
+from msgspec import Struct
 
 from headrace.models.checkpoint.adapter import CONFIG_FILE, open_adapter
 from headrace.models.checkpoint.side_file import check_name
@@ -58,22 +59,19 @@ _TAG_OF_4_BITS = re.compile(r"-(i?q4|mxfp4)\w*$", re.IGNORECASE)
 INSTRUCT = re.compile(r"-(instruct|chat|it)$", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogName:
+class CatalogName(Struct, frozen=True):
     """A bare word: the name of a catalog entry or of a stored model."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class LocalDirectory:
+class LocalDirectory(Struct, frozen=True):
     """An existing directory with a config.json, absolute."""
 
     path: Path
 
 
-@dataclass(frozen=True, slots=True)
-class LocalGGUF:
+class LocalGGUF(Struct, frozen=True):
     """An existing .gguf file, absolute. adapter: the GGUF file of an adapter that Ollama applies to it."""
 
     path: Path

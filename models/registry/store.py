@@ -21,10 +21,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 from headrace.models.checkpoint.json_object import without_nulls
 from headrace.models.checkpoint.safetensors import ORIGIN_FILE
@@ -58,8 +59,7 @@ class CachedFiles(NamedTuple):
     file: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StoredModel:
+class StoredModel(Struct, frozen=True):
     """An entry of the store, its files present."""
 
     name: str

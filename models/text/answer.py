@@ -6,7 +6,8 @@ Guard: tests/models/text/test_answer.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from headrace.models.text.events import Completed, TextChunk, TokenReport
 from headrace.models.text.stop_strings import StopMatcher

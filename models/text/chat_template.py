@@ -7,9 +7,10 @@ Guard: tests/models/text/test_chat_template.py.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.checkpoint.side_file import has_side_file, read_side_file

@@ -7,16 +7,15 @@ Guard: tests/models/text/test_answer.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from operator import attrgetter
+
+from msgspec import Struct
 
 from headrace.models.text.tools.call import CallDelta, ToolCall
 from headrace.runtime.engine.request import Finished, PrefillProgress, Step
 from headrace.runtime.metrics.telemetry import StepRecord
 
 
-@dataclass(frozen=True, slots=True)
-class TokenReport:
+class TokenReport(Struct, frozen=True):
     """A token and its log probability, and the best tokens of its step in order.
 
     text: U+FFFD stands for bytes of a part of a character.
@@ -33,8 +32,7 @@ class TokenReport:
     top_data: Sequence[bytes | None] = ()
 
 
-@dataclass(slots=True)  # not frozen, as `StepRecord`
-class TextChunk:
+class TextChunk(Struct, frozen=True):
     """One step, and the text that it completed (often empty: half a character, half a stop string).
 
     text: all of it, whatever its kind.
@@ -60,21 +58,13 @@ class TextChunk:
     call_deltas: tuple[CallDelta, ...] = ()
     reports: tuple[TokenReport, ...] = ()
 
-    def __reduce__(self) -> tuple[type["TextChunk"], tuple[object, ...]]:
-        """Pickle as a tuple, as `StepRecord` does."""
-        return TextChunk, _values(self)
-
     @property
     def record(self) -> StepRecord:
         """The record of its step."""
         return self.step.record
 
 
-_values = attrgetter(*(field.name for field in fields(TextChunk)))
-
-
-@dataclass(frozen=True, slots=True)
-class Completed:
+class Completed(Struct, frozen=True):
     """The end of an answer. Its texts and calls are the rest that was held back, as those of a `TextChunk`."""
 
     text: str

@@ -6,8 +6,10 @@ Guard: tests/models/text/test_prefix_difference.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from headrace.runtime.kv.common_prefix import common_prefix
 
@@ -18,8 +20,7 @@ _BEFORE = 12  # tokens of the text before a difference
 _AFTER = 8  # and from it on
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixDifference:
+class PrefixDifference(Struct, frozen=True):
     """Place and text of a difference.
 
     position: number of equal tokens before it.

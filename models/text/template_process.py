@@ -20,9 +20,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from threading import RLock
 from typing import Any
+
+from msgspec import Struct
 
 from headrace.models.text.encoding import MAX_TEXT, EncodingStoppedError, is_stopped
 from headrace.models.text.template_text import OUTSIDE, OWN, TemplateText
@@ -46,8 +47,7 @@ _LIMITS_ADDRESS_SPACE = sys.platform == "linux"
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 
-@dataclass(frozen=True)
-class TemplateLimits:
+class TemplateLimits(Struct, frozen=True):
     """The most that one rendering may take.
 
     seconds: of processor time

@@ -7,8 +7,9 @@ stored, or that a person or another program wrote.
 Guard: tests/models/text/test_thinking.py.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from headrace.models.text.stop_strings import half_length
 
@@ -35,8 +36,7 @@ class Kinds(NamedTuple):
 _NO_KINDS = Kinds()
 
 
-@dataclass(frozen=True, slots=True)
-class TextByKind:
+class TextByKind(Struct, frozen=True):
     """An answer's text as the model wrote it, and its kinds. Text behind them is of a kind that is not known yet."""
 
     text: str = ""

@@ -15,8 +15,9 @@ Guard: tests/models/text/test_thinking_forms.py.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from headrace.models.text.thinking import CLOSING, OPENING, TextByKind
 
@@ -54,8 +55,7 @@ _TO = "to="
 _RECIPIENT = re.compile(r"to=(\S+)")
 
 
-@dataclass(frozen=True, slots=True)
-class ThinkingForm:
+class ThinkingForm(Struct, frozen=True):
     """Control tokens of a family by role, and the form of its answers.
 
     ids: "open" and "close" by id, or the texts of the tokens around messages.

@@ -18,6 +18,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+import msgspec
+
 from headrace.models.checkpoint.side_file import (
     MAX_TOKENIZER_BYTES,
     MAX_TOKENIZER_PARTS,
@@ -123,8 +125,6 @@ def load_tokenizer(file: Path) -> "Tokenizer":
         if any(text.search(content) for text in _SUSPECT) or content.count(b'"single_word"') > _MANY_ADDED:
             _check(parse_json(content))
         elif _SUSPECT_STEP.search(content) or content.count(b'"Regex"') > _MANY_PATTERNS:
-            import msgspec  # late: most tokenizers need no look at their steps
-
             _check_steps(msgspec.json.decode(content, type=_Steps))
         with panics_hidden():
             return Tokenizer.from_buffer(content)

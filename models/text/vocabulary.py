@@ -6,11 +6,11 @@ Guard: tests/models/text/test_vocabulary.py.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
 
@@ -36,8 +36,7 @@ Places = npt.NDArray[np.int64]
 """Positions in a text, or in an array."""
 
 
-@dataclass(frozen=True)
-class Vocabulary:
+class Vocabulary(Struct, frozen=True):
     """Token texts and kinds by id; texts are unique."""
 
     tokens: list[str]

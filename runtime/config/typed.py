@@ -2,7 +2,7 @@
 
     typed(Hostfile, document)     # ValueError: hosts[1].ips must be a list, not a text
 
-Types are msgspec's structs, dataclasses and standard annotations; `msgspec.Meta` has ranges.
+Types are msgspec's structs and standard annotations; `msgspec.Meta` has ranges.
 
 Documents from outside are read this way, such as hostfiles and stored records. Errors are translated by matching
 msgspec's messages, so its version is pinned and tests/runtime/config/test_typed.py has each kind.
@@ -11,6 +11,8 @@ msgspec's messages, so its version is pinned and tests/runtime/config/test_typed
 import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
+
+import msgspec
 
 T = TypeVar("T")
 _NOUNS = {
@@ -30,8 +32,6 @@ _RANGE = re.compile(r"Expected `\w+` (>=?|<=?) (\S+)")  # Expected `int` >= 1
 
 def typed(kind: type[T], value: object) -> T:
     """Return a parsed document as `kind`. Raises ValueError that names the first wrong field by its path."""
-    import msgspec  # late: the chat's first frame reads no document
-
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

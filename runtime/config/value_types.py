@@ -14,9 +14,10 @@ import json
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, get_type_hints
+
+from msgspec import Struct
 
 from headrace.runtime.errors import UsageError
 
@@ -26,8 +27,7 @@ _SHOWN = 60  # characters of a refused value in an error, which is one line
 _NO_LIMIT = 2**31 - 1  # tokens: beyond any context
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
+class Number(Struct, frozen=True):
     """A number from `minimum` to `maximum`; nan is in no range. above: `minimum` itself is excluded."""
 
     minimum: float = 0
@@ -65,8 +65,7 @@ def _figure(number: float) -> str:
     return f"{sign}10^{exponent:.0f}"
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
+class Whole(Struct, frozen=True):
     """A whole number in a range."""
 
     minimum: int = 0
@@ -87,8 +86,7 @@ class Whole:
         return f"from {self.minimum} to {maximum}"
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLimit(Whole):
+class TokenLimit(Whole, frozen=True):
     """A number of tokens, at least 1; -1, as llama.cpp and others write it: no limit but the context's."""
 
     def read(self, value: object) -> int:
@@ -100,8 +98,7 @@ class TokenLimit(Whole):
         return "1 or more, or -1: no limit"
 
 
-@dataclass(frozen=True, slots=True)
-class OneOf:
+class OneOf(Struct, frozen=True):
     """One of several names."""
 
     names: tuple[str, ...]
@@ -115,8 +112,7 @@ class OneOf:
         return f"one of {', '.join(self.names)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(Struct, frozen=True):
     """True or false."""
 
     def read(self, value: object) -> bool:
@@ -128,8 +124,7 @@ class Flag:
         return "on or off"
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(Struct, frozen=True):
     """Any text."""
 
     def read(self, value: object) -> str:
@@ -141,13 +136,11 @@ class Text:
         return "a text"
 
 
-@dataclass(frozen=True, slots=True)
-class TextFile(Text):
+class TextFile(Text, frozen=True):
     """Any text; on the command line, a file that has it."""
 
 
-@dataclass(frozen=True, slots=True)
-class JSONSchema:
+class JSONSchema(Struct, frozen=True):
     """A JSON schema, also as JSON text. `object` is the schema of any JSON object."""
 
     def read(self, value: object) -> Mapping[str, object] | bool:
@@ -162,8 +155,7 @@ class JSONSchema:
         return "a JSON schema or `object`"
 
 
-@dataclass(frozen=True, slots=True)
-class JSONObject:
+class JSONObject(Struct, frozen=True):
     """A JSON object, also as JSON text."""
 
     def read(self, value: object) -> Mapping[str, object]:
@@ -186,8 +178,7 @@ def _parsed(value: object) -> object:
         raise ValueError("JSON") from None
 
 
-@dataclass(frozen=True, slots=True)
-class Texts:
+class Texts(Struct, frozen=True):
     """Texts that are not empty; a single one may stand for a list."""
 
     def read(self, value: object) -> tuple[str, ...]:
@@ -204,8 +195,7 @@ class Texts:
         return "not empty"
 
 
-@dataclass(frozen=True, slots=True)
-class LogitBias:
+class LogitBias(Struct, frozen=True):
     """Token ids and the numbers added to their logits."""
 
     def read(self, value: object) -> dict[int, float]:
@@ -232,6 +222,12 @@ class ValueType(Protocol[Read]):
     """A type of values. Its text describes the range."""
 
     def read(self, value: object) -> Read: ...
+
+
+def kinds_of(record: type[Struct]) -> dict[str, Any]:
+    """Return what the type of each field carries, `Annotated[type, kind]`, by the field's name."""
+    hints = get_type_hints(record, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items()}
 
 
 def read_value(kind: ValueType[Read], name: str, value: object) -> Read:

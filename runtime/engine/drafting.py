@@ -13,12 +13,12 @@ Guards: tests/runtime/speculation/test_speculation.py and test_dry_run.py.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
 
 import mlx.core as mx
+from msgspec import Struct
 
 from headrace.runtime.engine import sequence as sequences
 from headrace.runtime.engine.draft_networks import DraftModel, MtpDraft
@@ -47,8 +47,7 @@ class _FirstDraft(NamedTuple):
     chance: float
 
 
-@dataclass(slots=True)
-class _Offer:
+class _Offer(Struct):
     """Draft tokens that a proposer could give one sequence.
 
     proposer: None if none has any.

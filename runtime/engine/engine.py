@@ -15,10 +15,11 @@ tests/runtime/engine/test_step_loop.py (order of tokens and entries) and test_id
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass, replace
 from itertools import islice
 
 import mlx.core as mx
+from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.runtime.engine.commit import commit_batch
 from headrace.runtime.engine.decode import start
@@ -49,8 +50,7 @@ OUTPUT_RESERVED = 1024  # tokens of output that a cache which is copied to grow 
 CHECKED_WAITING = 64
 
 
-@dataclass(frozen=True, slots=True)
-class PrefetchedPrompt:
+class PrefetchedPrompt(Struct, frozen=True):
     """A prompt's beginning in the KV cache.
 
     tokens: its entries.
@@ -64,8 +64,7 @@ class PrefetchedPrompt:
     reused: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class EngineLoad:
+class EngineLoad(Struct, frozen=True):
     """Sequences by state, and K/V memory.
 
     waiting, preempted, prefilling, decoding: numbers of sequences.

@@ -16,11 +16,11 @@ Guards: tests/runtime/engine/test_step_loop.py and tests/models/network/test_mtp
 """
 
 import math
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import cast
 
 import mlx.core as mx
+from msgspec import Struct, field
 
 from headrace.runtime.engine.scheduler import ScheduledChunk
 from headrace.runtime.engine.sequence import Sequence
@@ -29,8 +29,7 @@ from headrace.runtime.ops.read_values import read_ints
 from headrace.runtime.sampling.sampler import Logprobs, Sampler, choose, logprobs
 
 
-@dataclass(slots=True, eq=False)
-class InFlightPass:
+class InFlightPass(Struct, eq=False):
     """One forward pass of a batch. N: tokens that its chunks choose, V: vocabulary.
 
     chunks: those that choose tokens come first.
@@ -67,8 +66,7 @@ class InFlightPass:
         return [(chunk, list(islice(tokens, chunk.rows * chunk.chooses))) for chunk in self.chunks]
 
 
-@dataclass(slots=True, eq=False)
-class InFlightBatch:
+class InFlightBatch(Struct, eq=False):
     """The passes of one step, and what is known of single sequences.
 
     chunks: of all passes, in their order.

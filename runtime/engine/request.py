@@ -11,8 +11,9 @@ Guards: tests/runtime/engine/test_engine.py and test_many_sequences.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct, field
 
 from headrace.runtime.errors import ContextLimitError, HeadraceError, UsageError
 from headrace.runtime.metrics.telemetry import StepRecord, Summary
@@ -48,8 +49,7 @@ class CancelFlag:
         return self._is_set or (self._parent is not None and bool(self._parent))
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """One generation.
 
     prompt: token ids, one or more.
@@ -93,8 +93,7 @@ def check_ids(tokens: Sequence[int], vocab_size: int, name: str) -> None:
         raise UsageError(f"{name} has token ids outside the vocabulary of {vocab_size}")
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillProgress:
+class PrefillProgress(Struct, frozen=True):
     """`done` of `total` tokens to prefill are in the cache, besides `reused` ones."""
 
     done: int
@@ -102,8 +101,7 @@ class PrefillProgress:
     reused: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
+class TokenLogprobs(Struct, frozen=True):
     """Log probabilities under the model's own distribution (before penalties, temperature and filters).
 
     digest: of the bits of all logits of the step.
@@ -114,8 +112,7 @@ class TokenLogprobs:
     digest: int = 0
 
 
-@dataclass(slots=True)  # not frozen, as `StepRecord`
-class Step:
+class Step(Struct, frozen=True):
     """Tokens of one decode step: one, or several with accepted draft tokens. An end-of-turn token is not included.
 
     rejected: draft tokens that were not accepted, in the place of the last token and those after it.
@@ -126,13 +123,8 @@ class Step:
     logprobs: tuple[TokenLogprobs, ...] | None = None  # of each token, if requested
     rejected: tuple[int, ...] = ()
 
-    def __reduce__(self) -> tuple[type["Step"], tuple[object, ...]]:
-        """Pickle as a tuple, as `StepRecord` does."""
-        return Step, (self.tokens, self.record, self.logprobs, self.rejected)
 
-
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Struct, frozen=True):
     """End of a generation: the one record of it, from the engine to every surface.
 
     The records of all `Step`s and `stop_record` are all steps; the times of steps in `summary` are computed from them.
@@ -167,8 +159,7 @@ class Finished:
                 return "context_limit" if self.is_full else "max_tokens"
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceFailed:
+class SequenceFailed(Struct, frozen=True):
     """An error of one sequence's own sampler, stop ids or cancel flag; other sequences continue."""
 
     error: HeadraceError

@@ -12,7 +12,9 @@ is admitted again before younger ones and fed its tokens again. The oldest is ne
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.runtime.engine.kv_budget import KVBudget
 from headrace.runtime.engine.prefill import ChunkBudget, chunk_end
@@ -24,8 +26,7 @@ from headrace.runtime.speculation.proposer import MAX_DRAFT
 REFEED = MAX_DRAFT + 1  # output tokens of a preempted sequence that one pass feeds again: the most rows of a sequence
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledChunk:
+class ScheduledChunk(Struct, frozen=True):
     """One sequence's part of a pass: `count` tokens.
 
     phase: of its K/V entries; a prompt's are of "prefill".

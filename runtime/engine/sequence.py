@@ -16,8 +16,9 @@ its tokens, and is fed them again. Users outside the engine read a sequence, and
 Guards: tests/runtime/engine/test_step_loop.py and test_many_sequences.py.
 """
 
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct, field
 
 from headrace.runtime.engine.request import Event, PrefillProgress, Request
 from headrace.runtime.engine.timeline import Timeline
@@ -30,8 +31,7 @@ from headrace.runtime.speculation.proposer import Proposer, TakesHidden
 State = Literal["waiting", "prefill", "decode", "preempted", "finished"]
 
 
-@dataclass(slots=True, eq=False)
-class Sequence:
+class Sequence(Struct, eq=False):
     """One submitted request.
 
     From its submission:
@@ -76,15 +76,15 @@ class Sequence:
     limit: int
     timeline: Timeline
     is_reusable: bool = True
-    max_output: int = field(init=False)
+    max_output: int = 0
     sampler: Sampler | None = None
 
     # `commit_batch`
-    tokens: list[int] = field(init=False)
+    tokens: list[int] = field(default_factory=list)
     output_count: int = 0
     stop_id: int | None = None
     reported: int = 0
-    constraint: Constraint | None = field(init=False)
+    constraint: Constraint | None = None
 
     # `Scheduler`
     state: State = "waiting"
@@ -103,14 +103,14 @@ class Sequence:
     mtp: TakesHidden | None = None
 
     # Others
-    section: SectionLimit | None = field(init=False)
+    section: SectionLimit | None = None
     cancelled: bool = False
     failed: bool = False
 
     def __post_init__(self) -> None:
+        """Set the fields that follow from the request."""
         self.tokens = list(self.request.prompt)
         self.section = self.request.section
-        self.constraint = None
         if self.request.grammar is not None:
             self.constraint = self.request.grammar.start()
         self.max_output = self.context_output

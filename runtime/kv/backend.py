@@ -8,8 +8,9 @@ on the engine's thread. tests/runtime/kv/test_cache_protocol.py runs an engine o
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
 from headrace.runtime.kv.disk import DiskStore
@@ -17,8 +18,7 @@ from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.ops import Phase
 
 
-@dataclass(frozen=True, slots=True)
-class KVOptions:
+class KVOptions(Struct, frozen=True):
     """Requirements of one engine.
 
     limit: entries of a sequence, at most.

@@ -16,10 +16,10 @@ D = head dimension.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import mlx.core as mx
+from msgspec import Struct
 
 from headrace.runtime.errors import ContextLimitError
 from headrace.runtime.ops import AttentionSpec, KVKind, LayersNode, MixerSpec, Phase, Projections
@@ -91,8 +91,7 @@ class KVCache:
         """Release shared memory, if there is some. The cache is not used again."""
 
 
-@dataclass(frozen=True, slots=True)
-class PassRow:
+class PassRow(Struct, frozen=True):
     """One sequence's tokens in a pass.
 
     cache: of the sequence.
@@ -161,8 +160,7 @@ def compute_after(x: _Projected, previous: mx.array | None) -> _Projected:
     return ordered
 
 
-@dataclass(frozen=True, slots=True)
-class KVShape:
+class KVShape(Struct, frozen=True):
     """Shape of one entry of one sequence: K and V of every layer, (Hkv, D) in `format` each.
 
     layers: their number, those of the indexers' keys included.

@@ -21,7 +21,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
 from math import prod
@@ -29,6 +28,7 @@ from pathlib import Path
 from struct import calcsize, error, pack, unpack_from
 
 import mlx.core as mx
+from msgspec import Struct
 
 from headrace.runtime.config.files import open_regular, read_regular
 from headrace.runtime.errors import PoolFullError
@@ -44,8 +44,7 @@ _ABSENT = 2**64 - 1  # in place of the bytes of a group that has no block
 _STALE_S = 3600.0  # age from which a partial file is of a process that died
 
 
-@dataclass(frozen=True, slots=True)
-class StoredBlock:
+class StoredBlock(Struct, frozen=True):
     """A block of a `PrefixNode`.
 
     parent, key: keys of the node before it, and of itself.

@@ -13,17 +13,16 @@ Guard: tests/runtime/kv/test_prefix_index.py.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from struct import pack
 
 import mlx.core as mx
+from msgspec import Struct, field
 
 from headrace.runtime.ops import BLOCK
 
 
-@dataclass(slots=True, eq=False)
-class PrefixNode:
+class PrefixNode(Struct, eq=False):
     """A cached block: up to BLOCK entries after those of `parent`.
 
     key: its digest, see above.

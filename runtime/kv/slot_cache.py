@@ -17,10 +17,10 @@ L = layers of a group, Hkv = key/value heads, D = head dimension.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import mlx.core as mx
+from msgspec import Struct
 
 from headrace.runtime.errors import PoolFullError
 from headrace.runtime.kv.cache import CHUNK, KVShape, compute_after, first_visible
@@ -38,8 +38,7 @@ GROWTH = 1024  # entries: the most that is allocated ahead of need, so that a lo
 _PACKED_PARTS = len(packed.PackedRows._fields)  # arrays of a layer's keys, and of its values
 
 
-@dataclass(slots=True)
-class Span:
+class Span(Struct):
     """Rows of the layers of one kind.
 
     window: of their attention; None for none.

@@ -18,9 +18,9 @@ in `peaks.py`: older measurements are then not compared. tests/runtime/machine/t
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 
 import mlx.core as mx
+from msgspec import Struct
 
 from headrace.runtime.machine.hardware import Machine, machine, memory_available
 from headrace.runtime.machine.machine_load import CPUMeter
@@ -50,8 +50,7 @@ _GROUP = 64  # its weights with one scale and bias
 _ROW_BYTES = _COLUMNS // 2 + _COLUMNS // _GROUP * 4  # half a byte a weight; a float16 scale and bias a group
 
 
-@dataclass(frozen=True)
-class Reader:
+class Reader(Struct, frozen=True):
     """A streaming read: `one_pass` reads `pass_bytes` bytes and returns the seconds."""
 
     one_pass: Callable[[], float]

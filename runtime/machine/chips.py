@@ -8,16 +8,17 @@ tests/runtime/machine/test_chips.py looks every row up by names as drivers write
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from headrace.runtime.config.paths import ASSETS
 
 
-@dataclass(frozen=True)
-class Chip:
+class Chip(Struct, frozen=True):
     """One row of the table: vendor figures of one variant of a chip.
 
     name: as the driver reports it; `find` ignores vendor words.

@@ -12,13 +12,13 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import POINTER, byref, c_char_p, c_int, c_int32, c_int64, c_long, c_uint32, c_uint64, c_ulong, c_void_p
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 _FRAMEWORKS = "/System/Library/Frameworks"
 
 
-@dataclass(frozen=True, slots=True)
-class Libraries:
+class Libraries(Struct, frozen=True):
     """Paths of the system's libraries."""
 
     core_foundation: str = f"{_FRAMEWORKS}/CoreFoundation.framework/CoreFoundation"

@@ -10,7 +10,8 @@ tests/runtime/machine/test_energy.py turns the counters itself.
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from headrace.runtime.machine.sensors import Readings, Sensors
 
@@ -20,8 +21,7 @@ _IDLE_S = 0.6  # seconds of the measurement of idle power: some more than LEAST_
 _Clock = Callable[[], float]
 
 
-@dataclass(frozen=True, slots=True)
-class EnergyUse:
+class EnergyUse(Struct, frozen=True):
     """Joules over a span. parts: the parts of the machine that the counter covers, see `Readings`."""
 
     joules: float
@@ -75,8 +75,7 @@ def idle_watts(sensors: Sensors, sleep: Callable[[float], None] = time.sleep) ->
     return use.watts
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEnergy:
+class TokenEnergy(Struct, frozen=True):
     """Energy per token.
 
     joules: net of idle power; None if that is unknown or not below `watts`.

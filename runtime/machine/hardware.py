@@ -11,10 +11,12 @@ tests/runtime/machine/machines/ with the files and outputs of tools (test_hardwa
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import astuple
 
 from headrace.runtime.machine import hardware_text as text
 from headrace.runtime.machine.chips import Chip, find
@@ -28,8 +30,7 @@ RunTool = Callable[..., str]
 """Returns the standard output of a command, or an empty string."""
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(Struct, frozen=True, dict=True):
     """Hardware facts that matter for decoding. Sizes in bytes."""
 
     backend: Backend
@@ -47,6 +48,10 @@ class Machine:
     """Physical cores for this process, within its affinity and the container's CPU limit."""
     isa: frozenset[str]
     """Instruction-set flags as Linux names them (`avx512f`, `asimd`); empty elsewhere."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle with the cached properties: another process does not look them up again."""
+        return Machine, astuple(self), self.__dict__
 
     @cached_property
     def gpu_cores(self) -> int | None:
@@ -137,8 +142,7 @@ def swap_used(read: ReadFile | None = None, run: RunTool | None = None) -> int |
     return text.swap_used((run or run_tool)("sysctl", "vm.swapusage"))
 
 
-@dataclass(frozen=True)
-class PowerState:
+class PowerState(Struct, frozen=True):
     """Power and thermal state of a Mac; unknown fields are None (all of them on Linux)."""
 
     on_battery: bool | None

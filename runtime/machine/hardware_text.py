@@ -6,8 +6,9 @@ them the texts. tests/runtime/machine/test_hardware_text.py tries arbitrary ones
 
 import json
 import re
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 ThermalPressure = Literal["nominal", "moderate", "heavy"]
 
@@ -33,8 +34,7 @@ _ARM_MAKERS = {
 }
 
 
-@dataclass(frozen=True)
-class CpuInfo:
+class CpuInfo(Struct, frozen=True):
     """CPU model, cores without hyper-threads, and instruction-set flags of `/proc/cpuinfo`."""
 
     model: str | None
@@ -42,8 +42,7 @@ class CpuInfo:
     flags: frozenset[str]
 
 
-@dataclass(frozen=True)
-class Power:
+class Power(Struct, frozen=True):
     """Power source and battery charge; None if unknown."""
 
     on_battery: bool | None

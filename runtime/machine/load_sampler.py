@@ -12,10 +12,10 @@ import contextlib
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import NamedTuple
 
 import psutil
+from msgspec.structs import replace
 
 from headrace.runtime.machine.energy import energy_between
 from headrace.runtime.machine.machine_load import MachineLoad

@@ -9,7 +9,8 @@ A contended answer or measurement is marked as busy, and its figures are not tak
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from headrace.runtime.machine.energy import EnergyUse
 from headrace.runtime.machine.hardware import read_file
@@ -21,8 +22,7 @@ _NOTABLE = 0.15  # share of other programs that counts while the CPUs are full
 _MUCH = 0.5  # share of other programs that always counts
 
 
-@dataclass(frozen=True, slots=True)
-class CPUUse:
+class CPUUse(Struct, frozen=True):
     """CPUs in use over a span of time; a CPU that was busy for half of it counts as 0.5.
 
     cpus: of the machine.
@@ -46,8 +46,7 @@ class CPUUse:
         return full or self.other_cpus >= _MUCH * self.cpus
 
 
-@dataclass(frozen=True, slots=True)
-class MachineLoad(CPUUse):
+class MachineLoad(CPUUse, frozen=True):
     """One sample of the load.
 
     memory_used, memory_total, swap_used: bytes of the machine.
@@ -108,8 +107,7 @@ class CPUMeter:
         return _Counts(self._clock(), cpus, busy, own_s)
 
 
-@dataclass(frozen=True, slots=True)
-class _Counts:
+class _Counts(Struct, frozen=True):
     """Counters at one time.
 
     at: of the clock.

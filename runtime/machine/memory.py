@@ -14,7 +14,8 @@ import ctypes
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from headrace.runtime.config import environment
 from headrace.runtime.errors import NotEnoughMemoryError
@@ -33,8 +34,7 @@ _WIRED_FROM = 0.5  # share of the working set; smaller weights stay resident any
 _WIRED_SHARE = 0.75  # of the working set, at most
 
 
-@dataclass(frozen=True)
-class MemoryBudget:
+class MemoryBudget(Struct, frozen=True):
     """Bytes for weights, KV cache and working memory together."""
 
     total: int

@@ -13,10 +13,12 @@ measure needs another `_FORMAT`. tests/runtime/machine/test_peaks.py guards this
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import median
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from headrace.runtime.config.files import read_cache, write_cache
 from headrace.runtime.config.paths import cache_dir
@@ -32,8 +34,7 @@ _VERSION = f" / {_FORMAT}"
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
-@dataclass(frozen=True)
-class Peak:
+class Peak(Struct, frozen=True):
     """A measured bandwidth. Rates in bytes per second over `passes` passes of `pass_bytes` bytes each."""
 
     bytes_per_second: float

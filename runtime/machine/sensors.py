@@ -15,10 +15,11 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
+
+from msgspec import Struct
 
 from headrace.runtime.config import environment
 from headrace.runtime.machine import darwin
@@ -29,8 +30,7 @@ _RAPL = Path("/sys/class/powercap")
 _CPU_CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")  # best first
 
 
-@dataclass(frozen=True, slots=True)
-class Readings:
+class Readings(Struct, frozen=True):
     """One reading of all sensors; None where there is no sensor. Sizes in bytes.
 
     power_w: since the reading before.

@@ -13,9 +13,11 @@ tests/runtime/metrics/test_cost.py and tests/models/cost/ compare with arrays of
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 ROLLBACK = 256  # entries that a windowed layer keeps beyond its window, for rollback
 DROPPED = 64  # entries are dropped in multiples of this, so that attention sums them in the same order
@@ -24,8 +26,7 @@ BESIDE_WINDOW = ROLLBACK + DROPPED + 512  # entries beyond its window at most, 5
 Roof = Literal["memory", "arithmetic"]
 
 
-@dataclass(frozen=True, slots=True)
-class LayerKV:
+class LayerKV(Struct, frozen=True):
     """K/V traffic of `count` equal layers.
 
     bytes_per_token: of one position in one layer.
@@ -121,8 +122,7 @@ class LayerKV:
         return self.count * self.bytes_per_token * visible(entries, span)
 
 
-@dataclass(frozen=True, slots=True)
-class StepCost:
+class StepCost(Struct, frozen=True):
     """Bytes and FLOPs of one decode step of one sequence.
 
     weight_bytes: read once per step for any batch.
@@ -137,7 +137,7 @@ class StepCost:
     weight_flops: int
     kv: Sequence[LayerKV]
     attention_flops_per_entry: int = 0
-    weight_parts: Sequence[tuple[str, int]] = field(default=(), compare=False)
+    weight_parts: tuple[tuple[str, int], ...] = ()
     state_bytes: int = 0
     late_bytes: int = 0
     late_flops: int = 0
@@ -197,8 +197,7 @@ class StepCost:
         return longest_context(self.kv, room - self.state_bytes, max_entries)
 
 
-@dataclass(frozen=True, slots=True)
-class Matrix:
+class Matrix(Struct, frozen=True):
     """`count` equal projections of a network."""
 
     name: str
@@ -263,7 +262,7 @@ def step_cost(
         weight_flops=sum(matrix.step_flops for matrix in matrices),
         kv=kv,
         attention_flops_per_entry=attention_flops,
-        weight_parts=list(parts.items()),
+        weight_parts=tuple(parts.items()),
         state_bytes=state_bytes,
         late_bytes=sum(matrix.step_bytes for matrix in late),
         late_flops=sum(matrix.step_flops for matrix in late),
@@ -319,8 +318,7 @@ def visible_by_all(entries: int, rows: int, window: int | None) -> int:
     return sum_of_growing + (rows - growing) * (window or 0)
 
 
-@dataclass(frozen=True, slots=True)
-class StepLimit:
+class StepLimit(Struct, frozen=True):
     """The limit of a step. seconds: least time of it. roof: what takes that long."""
 
     seconds: float

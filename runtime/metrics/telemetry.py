@@ -12,12 +12,12 @@ Guard: tests/runtime/metrics/test_telemetry.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
-from operator import attrgetter
+
+from msgspec import Struct, to_builtins
+from msgspec.structs import asdict
 
 
-@dataclass(frozen=True, slots=True)
-class StepParts:
+class StepParts(Struct, frozen=True):
     """Seconds of a step by part, measured in the kernels; the rest of the step is other kernels and dispatch.
 
     weights_s, kv_s, sampling_s: products with weights, attention, token selection.
@@ -37,8 +37,7 @@ class StepParts:
         return dict(zip(names, (self.weights_s, self.kv_s, self.sampling_s, self.waiting_s, self.host_s), strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class RankTimes:
+class RankTimes(Struct, frozen=True):
     """Seconds of a step on one rank: in its kernels, waiting for other ranks' kernels, and the rest, for collectives.
 
     The kernels' times are measured, those of other ranks as a mean of recent steps; the others are computed.
@@ -57,8 +56,7 @@ def rank_times(step_s: float, compute_s: Sequence[float], staged: bool) -> tuple
     return tuple(RankTimes(seconds * scale, (busy - seconds) * scale, rest) for seconds in compute_s)
 
 
-@dataclass(frozen=True, slots=True)
-class PassFacts:
+class PassFacts(Struct, frozen=True):
     """Facts of a step, which all its sequences share. The other fields are those of `StepRecord`.
 
     passes: each reads the weights; several if sequences take turns.
@@ -72,8 +70,7 @@ class PassFacts:
     ranks: tuple[RankTimes, ...] = ()
 
 
-@dataclass(slots=True)  # a frozen dataclass is made and received three times slower, and each token has one
-class StepRecord:
+class StepRecord(Struct, frozen=True):
     """One step of one sequence.
 
     index: from 0, which feeds the prompt's last token.
@@ -111,10 +108,6 @@ class StepRecord:
     parts: StepParts | None = None
     ranks: tuple[RankTimes, ...] = ()
 
-    def __reduce__(self) -> tuple[type["StepRecord"], tuple[object, ...]]:
-        """Pickle as a tuple: one record is sent per token, without the names of its fields."""
-        return StepRecord, _values(self)
-
     @property
     def tokens(self) -> int:
         """Output tokens of the step, an end-of-turn token included."""
@@ -139,11 +132,7 @@ class StepRecord:
         return self.step_bytes / self.latency_s / 1e9
 
 
-_values = attrgetter(*(field.name for field in fields(StepRecord)))
-
-
-@dataclass(frozen=True, slots=True)
-class Percentiles:
+class Percentiles(Struct, frozen=True):
     """p50, p95, p99 and the maximum, in seconds."""
 
     p50: float
@@ -163,7 +152,7 @@ class Percentiles:
 def in_milliseconds(seconds: Percentiles | None) -> dict[str, float | None]:
     """Return milliseconds by name, for JSON; None for unknown ones."""
     if seconds is None:
-        return dict.fromkeys(field.name for field in fields(Percentiles))
+        return dict.fromkeys(Percentiles.__struct_fields__)
     return {name: value * 1e3 for name, value in asdict(seconds).items()}
 
 
@@ -175,8 +164,7 @@ def quantile(ordered: Sequence[float], q: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(Struct, frozen=True):
     """Figures of one generation; None if there were too few steps.
 
     prompt_tokens, completion_tokens: of the prompt; of the output, without an end-of-turn token.
@@ -246,11 +234,11 @@ class Summary:
     def document(self) -> dict[str, object]:
         """Return all fields and both rates, as they are stored and exported."""
         rates = ("prefill_tokens_per_second", "decode_tokens_per_second")
-        return asdict(self) | {name: getattr(self, name) for name in rates}
+        stored: dict[str, object] = to_builtins(self)
+        return stored | {name: getattr(self, name) for name in rates}
 
 
-@dataclass(frozen=True, slots=True)
-class PoolStats:
+class PoolStats(Struct, frozen=True):
     """Numbers of K/V blocks, all layer groups; `shared` are those used by several sequences."""
 
     used: int
@@ -263,8 +251,7 @@ class PoolStats:
         return self.used + self.cached + self.free
 
 
-@dataclass(frozen=True, slots=True)
-class MBU:
+class MBU(Struct, frozen=True):
     """Model bandwidth utilisation of decode steps.
 
     share: achieved bandwidth over `base_gb_s`; None if unknown, or if other programs slowed the steps down.

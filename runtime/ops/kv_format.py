@@ -15,9 +15,10 @@ groups. `reference.packed_format` gives the layout of stock MLX instead. tests/r
 sizes with real arrays.
 """
 
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from headrace.runtime.errors import UsageError
 
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
 
-@dataclass(frozen=True, slots=True)
-class Coding:
+class Coding(Struct, frozen=True):
     """Storage of keys or of values: `bits` per value, and `group_bytes` per `group` of a row (rounded up)."""
 
     bits: int
@@ -46,8 +46,7 @@ class Coding:
         return Fraction(self.bits, 8) + Fraction(self.group_bytes, self.group)
 
 
-@dataclass(frozen=True, slots=True)
-class KVFormat:
+class KVFormat(Struct, frozen=True):
     """Codings of keys and values. `name` is the `--kv` choice; all of it is part of the key of stored blocks.
 
     dtype_name: of the stored arrays in MLX; "uint8" for packed formats.

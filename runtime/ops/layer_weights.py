@@ -11,10 +11,10 @@ Guard: tests/parity/test_mlx_lm_families.py, with the native kernels.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import mlx.core as mx
+from msgspec import Struct
 
 from headrace.runtime.ops.activations import Curve
 from headrace.runtime.ops.mixers import MixerSpec
@@ -30,8 +30,7 @@ class IndexerWeights(NamedTuple):
     norm_bias: mx.array
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LatentWeights:
+class LatentWeights(Struct, frozen=True, eq=False):
     """Attention over latents (MLA, arXiv:2405.04434) with absorbed products: all queries share one K/V head.
 
     An entry is a rotated key of size R and a latent of size L, which is key and value. `AttentionSpec` has heads of
@@ -152,8 +151,7 @@ class ResidualMix(NamedTuple):
     projection: mx.array  # (E,)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LayerWeights:
+class LayerWeights(Struct, frozen=True, eq=False):
     """One decoder layer. E = width, F = feed-forward size.
 
     Parts are None where a layer has none: norms, the feed-forward, or all that mixes tokens.

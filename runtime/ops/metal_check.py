@@ -5,10 +5,10 @@ a new layout of heads one in `specs`. tests/metal takes the kernels' sources fro
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 
 import mlx.core as mx
+from msgspec.structs import replace
 
 from headrace.runtime.ops import attention, metal, metal_attention, packed, reference
 from headrace.runtime.ops.kv_format import Q4, Q8, KVFormat

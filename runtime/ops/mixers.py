@@ -6,14 +6,13 @@ passes these fields by position). K/V caches and costs take the bytes of a state
 Guard: tests/runtime/ops/test_native_recurrent.py.
 """
 
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import mlx.core as mx
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class MixerSizes:
+class MixerSizes(Struct, frozen=True):
     """Sizes of a layer's recurrent mixing. C = convolved channels.
 
     "delta": gated delta networks (arXiv:2412.06464). "kda": those with a decay for each channel of the keys
@@ -77,8 +76,7 @@ class WkvVectors(NamedTuple):
     norm_bias: mx.array
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class MixerSpec:
+class MixerSpec(Struct, frozen=True, eq=False, weakref=True):
     """Recurrent token mixing of one layer, in place of attention or beside it."""
 
     sizes: MixerSizes

@@ -6,11 +6,11 @@ tests/runtime/ops/test_native_experts.py compares.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import mlx.core as mx
+from msgspec.structs import replace
 
 from headrace.runtime.ops.activations import unit
 from headrace.runtime.ops.weights import Mixture, Weight

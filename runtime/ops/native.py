@@ -11,10 +11,11 @@ test_native_row_bits.py: any row has the same bits in every batch; tests/models/
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+from msgspec import Struct, field
+from msgspec.structs import force_setattr
 
 from headrace.runtime.config import environment
 from headrace.runtime.ops import mixtures, recurrent, reference
@@ -49,8 +50,7 @@ _waiting: "ContextVar[list[PreparedWeight] | None]" = ContextVar("waiting", defa
 # -- the library: availability, threads, figures -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class NativeStatus:
+class NativeStatus(Struct, frozen=True):
     """Availability of the kernels. `fallbacks` counts reference calls by reason."""
 
     available: bool
@@ -198,7 +198,7 @@ def read_together() -> Iterator[None]:
         del matrices[: kernels.fill(matrices)]
     for weight in waiting:
         for name in ("data", "scales", "biases", "bias"):
-            object.__setattr__(weight, name, getattr(weight.matrix, name))
+            force_setattr(weight, name, getattr(weight.matrix, name))
 
 
 def _flat(stack: mx.array | None) -> mx.array | None:

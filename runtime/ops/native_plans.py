@@ -10,7 +10,6 @@ Guards: tests/runtime/ops/test_native_recurrent.py.
 
 import weakref
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -60,8 +59,7 @@ _packed: "dict[KVFormat, kernels.Packings]" = {}
 _ropes: "dict[int, kernels.Rope]" = {}  # by id(rope); shared by layers
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PreparedWeight(Weight):
+class PreparedWeight(Weight, frozen=True, eq=False):
     """A weight in the kernels' layout; `matrix` is None if they do not support it.
 
     2-, 4-, 5-, 6- and 8-bit weights are interleaved (runtime/native/core/interleaved.h), so a weight with a matrix

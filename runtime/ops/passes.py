@@ -15,10 +15,10 @@ Guard: tests/runtime/ops/test_passes.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import mlx.core as mx
+from msgspec import Struct, field
 
 from headrace.runtime.ops.kv_format import KVFormat
 
@@ -30,8 +30,7 @@ BLOCK = 128  # entries: one chunk of the attention kernels (runtime/native), whi
 Phase = Literal["prefill", "decode"]
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceRows:
+class SequenceRows(Struct, frozen=True):
     """One sequence's rows of a pass: `count` >= 1 new tokens at positions [offset, offset + count).
 
     tables: per layer group, block ids; index i is for entries [i * BLOCK, (i + 1) * BLOCK), up to offset + count at
@@ -61,8 +60,7 @@ def grouped(kinds: Sequence[KVKind | None]) -> dict[KVKind, list[int]]:
     return groups
 
 
-@dataclass(slots=True, eq=False)
-class KVGroup:
+class KVGroup(Struct, eq=False):
     """The K/V of the layers of one kind.
 
     slabs: arrays of `Ops.slab`, each (blocks, L, 2, Hkv, BLOCK, D), or packed blocks. Block ids number the blocks of

@@ -9,10 +9,10 @@ Guards: tests/parity/test_numpy_decoder.py and tests/runtime/ops/test_native_ker
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
+from msgspec.structs import replace
 
 from headrace.runtime.ops import attention as attention_parts
 from headrace.runtime.ops import groups_of_16, metal, mixtures, recurrent, stock_sampling

@@ -8,11 +8,11 @@ compares kernels with the reference, with fields drawn at random.
 Shapes use N = output features, K = input features, G = group size, D = head dimension.
 """
 
-from dataclasses import dataclass
 from math import prod
 from typing import Literal, NamedTuple
 
 import mlx.core as mx
+from msgspec import Struct
 
 from headrace.runtime.ops.activations import Curve
 
@@ -29,8 +29,7 @@ class SampleRule(NamedTuple):
     min_p: float = 0.0  # 0: off
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Weight:
+class Weight(Struct, frozen=True, eq=False, weakref=True):
     """A projection matrix of N rows and K columns, plain or affine-quantized as MLX stores it.
 
     Plain:      `data` (N, K) in float32, float16 or bfloat16; `scales` and `biases` are None.
@@ -73,8 +72,7 @@ class Weight:
         return sum(a.nbytes for a in self.arrays)
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Rope:
+class Rope(Struct, frozen=True, eq=False, weakref=True):
     """Rotary position embedding in the half-split layout (Su et al., arXiv:2104.09864).
 
     `periods` (dims / 2,) float32, with scaling schemes folded in: dimension pair i turns by position / periods[i]
@@ -94,8 +92,7 @@ class BlockChooser(NamedTuple):
     local: int  # blocks that are always chosen, a query's own the last of them; 1 or more
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class AttentionSpec:
+class AttentionSpec(Struct, frozen=True, eq=False, weakref=True):
     """Attention layout of one layer: H query heads share Hkv key/value heads (GQA).
 
     heads, kv_heads, head_dim: H, Hkv, D.
@@ -158,8 +155,7 @@ class LatentExperts(NamedTuple):
     eps: float
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Mixture:
+class Mixture(Struct, frozen=True, eq=False, weakref=True):
     """A feed-forward of X experts of size F, `active` of them per token (Shazeer et al., arXiv:1701.06538).
 
     The experts with the largest scores are used. Their weights are the scores.

@@ -9,11 +9,11 @@ Guard: tests/models/network/test_ranks.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import count
 from typing import Any, NamedTuple, Protocol, cast
 
 import mlx.core as mx
+from msgspec.structs import replace
 
 from headrace.runtime.errors import EngineError
 from headrace.runtime.kv.backend import KVBackend, KVOptions, one_pass

@@ -17,11 +17,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 import mlx.core as mx
+from msgspec.structs import replace
 
 from headrace.runtime.errors import EngineError, UsageError
 from headrace.runtime.kv.backend import KVBackend, KVOptions

@@ -7,15 +7,15 @@ Guard: tests/models/network/test_rank_parts.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal
+
+from msgspec import Struct
 
 from headrace.runtime.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
+class Split(Struct, frozen=True):
     """A way to divide a model.
 
     kind: "tensor": every rank has a part of every layer; "pipeline": every rank has whole layers.

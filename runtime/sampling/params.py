@@ -9,23 +9,19 @@ Guard: tests/runtime/sampling/test_sampler.py.
 import secrets
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Annotated
 
-from headrace.runtime.config.value_types import LogitBias, Number, ValueType, Whole, read_value
+from msgspec import Struct, field
+from msgspec.structs import force_setattr
+
+from headrace.runtime.config.value_types import LogitBias, Number, ValueType, Whole, kinds_of, read_value
 
 SEEDS = 2**64  # seeds are 0 to SEEDS - 1: a random key of 64 bits
 MAX_MAGNITUDE = 1e6  # of temperature and penalties: times any token count it is still a finite float32
 MIN_TEMPERATURE = 1e-6  # lower temperatures are greedy: they no longer separate float32 logits
 
 
-def _parameter(default: object, kind: ValueType[object]) -> Any:
-    """Return a field whose values are of this kind; `RANGES` collects the kinds."""
-    return field(default=default, metadata={"kind": kind})
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(Struct, frozen=True):
     """Token selection options of one request; greedy decoding by default. Raises UsageError for values out of range.
 
     `sampler.py` has the meaning of each in its stages.
@@ -37,21 +33,22 @@ class SamplingParams:
     seed: None: a fresh one per request.
     """
 
-    temperature: float = _parameter(0.0, Number(0, MAX_MAGNITUDE))
-    top_k: int = _parameter(0, Whole())
-    top_p: float = _parameter(1.0, Number(0, 1, above=True))
-    min_p: float = _parameter(0.0, Number(0, 1))
-    repetition_penalty: float = _parameter(1.0, Number(1 / MAX_MAGNITUDE, MAX_MAGNITUDE))
-    presence_penalty: float = _parameter(0.0, Number(-MAX_MAGNITUDE, MAX_MAGNITUDE))
-    frequency_penalty: float = _parameter(0.0, Number(-MAX_MAGNITUDE, MAX_MAGNITUDE))
-    logit_bias: Mapping[int, float] = field(default_factory=dict, metadata={"kind": LogitBias()})
-    seed: int | None = _parameter(None, Whole(0, SEEDS - 1))
+    # Each type carries the range of its values, which `RANGES` collects.
+    temperature: Annotated[float, Number(0, MAX_MAGNITUDE)] = 0.0
+    top_k: Annotated[int, Whole()] = 0
+    top_p: Annotated[float, Number(0, 1, above=True)] = 1.0
+    min_p: Annotated[float, Number(0, 1)] = 0.0
+    repetition_penalty: Annotated[float, Number(1 / MAX_MAGNITUDE, MAX_MAGNITUDE)] = 1.0
+    presence_penalty: Annotated[float, Number(-MAX_MAGNITUDE, MAX_MAGNITUDE)] = 0.0
+    frequency_penalty: Annotated[float, Number(-MAX_MAGNITUDE, MAX_MAGNITUDE)] = 0.0
+    logit_bias: Annotated[Mapping[int, float], LogitBias()] = field(default_factory=dict)
+    seed: Annotated[int | None, Whole(0, SEEDS - 1)] = None
 
     def __post_init__(self) -> None:
         for name, kind in RANGES.items():
             value = getattr(self, name)
             if name != "seed" or value is not None:
-                object.__setattr__(self, name, read_value(kind, name, value))
+                force_setattr(self, name, read_value(kind, name, value))
 
     @property
     def greedy(self) -> bool:
@@ -62,7 +59,7 @@ def of_checked(values: Mapping[str, object]) -> SamplingParams:
     """Return parameters from values by name that `RANGES` has checked already."""
     params = copy(_DEFAULTS)  # which calls no `__post_init__`
     for name, value in values.items():
-        object.__setattr__(params, name, value)
+        force_setattr(params, name, value)
     return params
 
 
@@ -71,6 +68,6 @@ def random_seed() -> int:
     return secrets.randbits(53)
 
 
-RANGES: Mapping[str, ValueType[object]] = {row.name: row.metadata["kind"] for row in fields(SamplingParams)}
+RANGES: Mapping[str, ValueType[object]] = kinds_of(SamplingParams)
 """Values of each parameter, for every interface that takes them."""
 _DEFAULTS = SamplingParams()

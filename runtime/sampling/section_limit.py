@@ -7,13 +7,13 @@ tests/runtime/sampling/test_section_limit.py has real engines with tokens at the
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 _HEAD = 8  # output tokens that may come before the section begins, such as line breaks
 
 
-@dataclass(frozen=True, slots=True)
-class SectionLimit:
+class SectionLimit(Struct, frozen=True):
     """Force the tokens `close` once the section has `budget` tokens, unless they came before.
 
     open: tokens that begin the section, among the first of the output; empty if the prompt begins it.

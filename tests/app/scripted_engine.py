@@ -6,7 +6,9 @@ records, so figures and charts have something to show. `die()` is a SIGKILL.
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from headrace.app.answer.prompt_reuse import PromptReuse
 from headrace.app.config.load_options import ModelSpec

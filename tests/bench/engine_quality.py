@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
@@ -21,6 +20,7 @@ from unittest.mock import patch
 import mlx.core as mx
 import numpy as np
 from msgspec import structs
+from msgspec.structs import replace
 
 from headrace.app.bench.measure.peers import ChildProcess, Peer
 from headrace.app.bench.measure.run import use_threads

@@ -6,8 +6,9 @@ Processes of `tests.support.commands` have one with the variable SLOW_FIRST_PASS
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from headrace.runtime.engine import engine, first_pass
 from headrace.runtime.machine.hardware import machine

@@ -2,12 +2,12 @@
 
 import math
 import re
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from textual.content import Content
 
 from headrace.app.engine.events import Done, Prefill

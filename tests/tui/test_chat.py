@@ -1,10 +1,10 @@
 """The chat, key by key and command by command, over a scripted engine."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from textual import events
 from textual.widgets import Input, OptionList
 

@@ -1,9 +1,10 @@
 """The first minute: a model that has to be fetched, and one that cannot be."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.app.chat import download_plan
 from headrace.app.engine.events import Event, LoadProgress

@@ -1,11 +1,11 @@
 """Draft tokens as the screen shows them: figures of a turn, acceptance over time, accepted text underlined."""
 
 import re
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from textual.content import Content
 
 from headrace.app.sessions.records import Message

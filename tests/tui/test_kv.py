@@ -1,8 +1,7 @@
 """The K/V format, everywhere the chat shows it, and the context that fits in each format."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from textual.widgets import OptionList
 
 from headrace.runtime import ops

@@ -1,8 +1,7 @@
 """All surfaces of the chat name the same limit of decoding."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from headrace.app.answer.sentence import sentence
 from headrace.app.engine.events import Done

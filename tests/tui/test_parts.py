@@ -2,12 +2,12 @@
 
 import pickle
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from textual.content import Content
 from textual.highlight import HighlightTheme, highlight
 from textual.markup import parse_style

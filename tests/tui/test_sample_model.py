@@ -1,8 +1,9 @@
 """The welcome text of the sample model: what it is, and the model to fetch in its place."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.app.engine.events import Event
 from headrace.app.predict.uses import Recommendation

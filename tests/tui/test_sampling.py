@@ -1,9 +1,9 @@
 """The chat's default sampling, that Again gives another answer, and that the screen says it."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.app.answer.options import AnswerOptions, recommended_options
 from headrace.app.answer.phrases import sampling_text

@@ -1,8 +1,7 @@
 """The figures of answers that grow side by side, and the map of the pool: plain numbers and lines."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from headrace.app.engine.events import BatchStatus, Delta, Died, Done, Failed, Prefill
 from headrace.app.tui.decode.meters import MeterLines

@@ -3,11 +3,11 @@
 import json
 import math
 import re
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from headrace.app.answer.sentence import sentence
 from headrace.app.engine.events import Abandoned, BatchStatus

@@ -6,13 +6,13 @@ Time is the test's: the app sleeps as long as it says it will, and every look co
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from textual.geometry import Region
 
 from headrace.app.sessions.records import Message

@@ -10,9 +10,10 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+
+from msgspec import Struct
 
 from headrace.app.bench.compare.documents import checked
 from headrace.app.bench.measure.records import RunDocument
@@ -32,8 +33,7 @@ create table if not exists run (
 """
 
 
-@dataclass(frozen=True, slots=True)
-class SavedRun:
+class SavedRun(Struct, frozen=True):
     """A saved run. text: its document as saved, with the keys of the version that saved it."""
 
     number: int

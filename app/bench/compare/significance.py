@@ -12,9 +12,10 @@ Guards: tests/app/bench/test_stats.py and tests/app/bench/compare/test_documents
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
+
+from msgspec import Struct
 
 from headrace.app.bench.stats import student_cdf, student_quantile
 
@@ -24,8 +25,7 @@ Pairs = Sequence[tuple[float, float | None]]
 _MAX_MARGIN = 300.0  # in logarithms, so that it has an exponential
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Struct, frozen=True):
     """Speeds of run B over those of run A.
 
     ratio: at equal memory speed.

@@ -8,7 +8,8 @@ Guards: tests/app/bench/measure/test_kv_formats.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from headrace.app.bench.measure.ratios import paired_ratio
 from headrace.app.bench.measure.records import KVRatio, Result

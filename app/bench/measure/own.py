@@ -14,7 +14,8 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from headrace.app.bench.measure.pair import WorkloadPrompt, measure_pair
 from headrace.app.bench.measure.plan import Test

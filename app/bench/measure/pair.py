@@ -9,8 +9,9 @@ Guard: tests/app/bench/test_speculation.py.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Answered, Pair, Sample
@@ -31,8 +32,7 @@ MIN_ANSWER = 8  # tokens; shorter answers are not measured
 _TRIES = 8  # seeds tried before an error
 
 
-@dataclass(frozen=True, slots=True)
-class WorkloadPrompt:
+class WorkloadPrompt(Struct, frozen=True):
     """A workload's prompt tokens for one model, and its stop ids."""
 
     prompt: Sequence[int]
@@ -49,8 +49,7 @@ def questions(model: "LoadedModel", tests: Sequence[Test]) -> dict[str, Workload
     return {name: WorkloadPrompt(prompts.encode(workloads[name].messages), model.tokenizer.eos_ids) for name in names}
 
 
-@dataclass(slots=True)
-class _Run:
+class _Run(Struct):
     """All sequences of one answer."""
 
     tokens: list[list[int]]  # of each sequence

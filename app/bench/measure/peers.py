@@ -15,11 +15,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.app.bench.measure.kv_formats import peer_kv_type
 from headrace.app.bench.measure.llama_bench import LlamaBench
@@ -47,8 +47,7 @@ class _Ready(Struct):
     settings: dict[str, object] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
+class Peer(Struct, frozen=True):
     """A peer to compare with.
 
     engine: its name in `OPENERS`.

@@ -12,8 +12,9 @@ Guards: tests/app/bench/measure/test_plan.py, and test_own.py there for the room
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from headrace.app.bench.measure.workloads import Workload
 from headrace.runtime.engine.prefill import SMALLEST
@@ -27,8 +28,7 @@ BEFORE = 64  # tokens that each of them has decoded
 _MAX_COUNT = 1 << 24  # tokens: far beyond any model's context, so a slip of the keys
 
 
-@dataclass(frozen=True, slots=True)
-class Test:
+class Test(Struct, frozen=True):
     """One test: `prompt` tokens fed, then `generate` tokens decoded, with `depth` tokens in the cache.
 
     The other fields tell its kind:

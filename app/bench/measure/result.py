@@ -7,8 +7,8 @@ Guards: tests/app/bench/measure/test_result.py; tests/app/bench/test_speculation
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from headrace.app.bench.measure.plan import Test
@@ -184,8 +184,7 @@ def _p95(latencies: Sequence[float]) -> float:
     return quantile(sorted(latencies), 0.95)
 
 
-@dataclass(frozen=True, slots=True)
-class _MemoryUse:
+class _MemoryUse(Struct, frozen=True):
     """Memory traffic of decode steps; all None for a prefill.
 
     kv_bytes: per step.

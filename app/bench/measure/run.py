@@ -6,16 +6,15 @@
 Guards: tests/app/cli/test_bench.py and tests/app/bench/test_speculation.py.
 """
 
-import dataclasses
 import os
 import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from headrace.app.answer.first_pass import first_pass_text
@@ -71,8 +70,7 @@ from headrace.runtime.ops import native
 _CHECK_S = 5.0  # for the checksums of a model's files, after all measurements
 
 
-@dataclass(frozen=True, slots=True)
-class MeasureOptions:
+class MeasureOptions(Struct, frozen=True):
     """Options of a run.
 
     models: names; None is the default model.
@@ -105,8 +103,7 @@ class MeasureOptions:
     hosts: HostsChoice | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
+class _Opened(Struct, frozen=True):
     """Loaded models and backends.
 
     families: each model in its K/V formats.
@@ -161,7 +158,7 @@ def run(options: MeasureOptions, show: Show) -> RunDocument:
 def _show_first_pass(show: Show, progress: BenchProgress, so_far: Callable[[], Results], seconds: float) -> None:
     """Show that the first pass of a measurement takes long."""
     doing = f"{progress.doing}: {first_pass_text(seconds)}"
-    show(dataclasses.replace(progress, doing=doing), so_far)
+    show(replace(progress, doing=doing), so_far)
 
 
 def _remember_fit(host: Machine, document: RunDocument, *, quiet: bool) -> str | None:

@@ -9,9 +9,10 @@ Guard: tests/app/bench/test_speculation.py for workloads.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
+
+from msgspec import Struct
 
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.setup import EngineSetup
@@ -20,16 +21,14 @@ from headrace.runtime.machine.machine_load import CPUUse
 from headrace.runtime.metrics.telemetry import RankTimes
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(Struct, frozen=True):
     """Baselines of an arrival: the others' latencies before it, and its TTFT alone."""
 
     before_s: Sequence[float]
     alone_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(Struct, frozen=True):
     """A workload's answer by all its sequences, from when each has its first token.
 
     tokens, seconds: of that time.
@@ -51,8 +50,7 @@ class Answered:
         return self.tokens / self.seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(Struct, frozen=True):
     """A workload answered with and without speculation."""
 
     on: Answered  # with speculation
@@ -61,8 +59,7 @@ class Pair:
     sources: Sequence[str] = ()  # the proposers used
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """Clock readings of one repetition.
 
     The kind of its test tells which fields have a value:
@@ -134,8 +131,7 @@ class Sample:
         return self.tokens(test) / (self.prefill_s + (self.first_step_s or 0.0) + self.decode_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Repetition:
+class Repetition(Struct, frozen=True):
     """A sample, its start in seconds into the run, and the memory bandwidth around it.
 
     cpu_use: of the machine meanwhile; None if unknown, and for peers, which are processes of their own.

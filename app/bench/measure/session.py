@@ -15,8 +15,9 @@ Guard: tests/app/bench/measure/test_session.py.
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
+
+from msgspec import Struct
 
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.records import Result
@@ -35,8 +36,7 @@ Key = tuple[str, str, Test]
 """(engine, model, test)"""
 
 
-@dataclass(frozen=True, slots=True)
-class BenchProgress:
+class BenchProgress(Struct, frozen=True):
     """The next measurement, or the end.
 
     doing: its name.

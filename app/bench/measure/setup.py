@@ -8,14 +8,14 @@ Guard: tests/app/cli/test_bench_threads.py.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.units import counted
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSetup:
+class EngineSetup(Struct, frozen=True):
     """An engine with one model, an entry of `engines`.
 
     Thread counts are None where the engine chooses and does not report.

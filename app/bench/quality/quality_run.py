@@ -10,11 +10,10 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import mlx.core as mx
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType, field
 from msgspec.structs import replace
 
 from headrace.app.bench.measure.document import device_facts, model_facts
@@ -43,8 +42,7 @@ Condition = tuple[int, Phase]
 """(depth, phase)"""
 
 
-@dataclass(frozen=True, slots=True)
-class QualityOptions:
+class QualityOptions(Struct, frozen=True):
     """Options of a run.
 
     model: the reference; None: the default model.
@@ -69,8 +67,7 @@ class QualityOptions:
     threads: int | None = None
 
 
-@dataclass(slots=True)
-class Variant:
+class Variant(Struct):
     """A format or model compared with the reference."""
 
     name: str

@@ -7,8 +7,9 @@ Guard: tests/app/bench/quality/test_quality_run.py.
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from headrace.app.config.bounded_input import PROMPT, decoded, read_bounded
 from headrace.models.text.tokenizer import Tokenizer
@@ -22,8 +23,7 @@ SCORED = 512
 """Tokens that are scored at each depth, unless -n says otherwise."""
 
 
-@dataclass(frozen=True, slots=True)
-class Passage:
+class Passage(Struct, frozen=True):
     """A context and the tokens fed after it; `targets` are the next tokens of each."""
 
     context: list[int]

@@ -11,10 +11,9 @@ Guard: tests/app/bench/test_views.py.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, is_dataclass
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
-from msgspec import to_builtins
+from msgspec import Struct, to_builtins
 from msgspec.inspect import is_struct_type
 from rich.console import Group
 from rich.text import Text
@@ -32,8 +31,7 @@ _POOR = 0.25
 _FAIR = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class ResultColumn:
+class ResultColumn(Struct, frozen=True):
     """A column of figures. A view without a heading for it leaves it out.
 
     key: path of the figure in an entry of `results`.
@@ -324,7 +322,7 @@ def _figure_names(kind: type[object], prefix: str = "") -> Iterator[str]:
     """Yield the dotted names of a struct's figures and of those within it, but not of lists of records."""
     for name, hint in get_type_hints(kind).items():
         parts = [part for part in (hint, *get_args(hint)) if isinstance(part, type)]
-        nested = next((part for part in parts if is_struct_type(part) or is_dataclass(part)), None)
+        nested = next((part for part in parts if is_struct_type(part)), None)
         if nested is None:
             yield f"{prefix}{name}"
         elif get_origin(hint) is not list:

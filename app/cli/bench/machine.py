@@ -8,11 +8,11 @@ Guard: tests/app/cli/bench/test_machine.py.
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 from headrace.app.cli.bench.options import BenchOptions, chosen_peers, typed_options
 from headrace.app.cli.say import say

@@ -7,11 +7,11 @@ Guards: tests/app/cli/test_bench.py and test_bench_threads.py.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
+from msgspec import Struct
 
 from headrace.app.cli.completion import files, kv_names, model_names, workload_names
 from headrace.app.cli.model_options import hosts_options
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 FORMATS = ("table", "md", "csv", "json", "jsonl")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchOptions:
+class BenchOptions(Struct, frozen=True, kw_only=True):
     """The options of `headrace bench`: a field for each parameter of `_OPTIONS` and of `hosts_options`.
 
     prompts, generates, depths, batches, arrivals: numbers separated by commas, as typed.

@@ -7,10 +7,10 @@ Guard: tests/app/cli/test_doctor.py.
 
 import os
 import sys
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import asdict
 
 from headrace.app.cli.completion import files
 from headrace.app.cli.doctor.diagnosis import DoctorReport, Finding, findings, gather

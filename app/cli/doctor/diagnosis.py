@@ -13,9 +13,12 @@ import sqlite3
 import sys
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field, fields
+from operator import ne
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct, field
+from msgspec.structs import astuple
 
 from headrace.app.versions import own_source, shadowed, versions
 from headrace.runtime.config import environment, paths
@@ -38,8 +41,7 @@ _LITTLE_DISK = 1 << 30  # bytes: less than most models take
 _MUCH_SWAP = 1 << 30  # bytes, which weights may be among
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """A problem and its remedy. `broken` keeps headrace from working, `advice` costs speed."""
 
     severity: Literal["broken", "advice"]
@@ -47,8 +49,7 @@ class Finding:
     do: str
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(Struct, frozen=True):
     """A directory of headrace's, which may not exist yet."""
 
     name: str
@@ -57,16 +58,14 @@ class Place:
     free_bytes: int | None
 
 
-@dataclass(frozen=True)
-class DefaultModel:
+class DefaultModel(Struct, frozen=True):
     """The model of a bare `headrace run`. path: None until it is installed."""
 
     name: str
     path: Path | None
 
 
-@dataclass(frozen=True)
-class DoctorReport:
+class DoctorReport(Struct, frozen=True):
     """All facts; None means unknown or not applicable.
 
     machine: None if MLX does not work.
@@ -320,8 +319,7 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-@dataclass(frozen=True)
-class State:
+class State(Struct, frozen=True):
     """A line about some files, and problems with them."""
 
     text: str
@@ -340,10 +338,8 @@ def settings_state() -> State:
     if not path.exists():
         return State("no file: defaults apply")
     num_changed = 0
-    for section in fields(settings):
-        values = getattr(settings, section.name)
-        defaults = getattr(Settings(), section.name)
-        num_changed += sum(getattr(values, row.name) != getattr(defaults, row.name) for row in fields(values))
+    for values, defaults in zip(astuple(settings), astuple(Settings()), strict=True):
+        num_changed += sum(map(ne, astuple(values), astuple(defaults)))
     return State(f"{num_changed} changed from the defaults")
 
 

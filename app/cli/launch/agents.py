@@ -14,8 +14,9 @@ The variables and options are those of the agents' own documentation:
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 PROVIDER = "headrace"
 _ANY_KEY = "none"  # for agents that want a key where the server wants none
@@ -23,8 +24,7 @@ _OUTPUT_SHARE = 4  # a quarter of the context is left for an answer, in agents t
 _MAX_OUTPUT = 32_000  # tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(Struct, frozen=True):
     """A server's model, as an agent has to know it.
 
     url: without /v1.
@@ -43,8 +43,7 @@ class Endpoint:
         return None if self.context is None else min(_MAX_OUTPUT, self.context // _OUTPUT_SHARE)
 
 
-@dataclass(frozen=True, slots=True)
-class AgentSetup:
+class AgentSetup(Struct, frozen=True):
     """Arguments, variables and files that an agent is started with.
 
     arguments: before the user's own.
@@ -63,8 +62,7 @@ class AgentSetup:
         return [argument.replace("{folder}", str(folder)) for argument in self.arguments]
 
 
-@dataclass(frozen=True, slots=True)
-class Agent:
+class Agent(Struct, frozen=True):
     """A coding agent. program: its command. install: the command that installs it."""
 
     program: str

@@ -9,9 +9,10 @@ Guard: tests/app/cli/run/test_answer_report.py.
 
 import json
 import sys
-from dataclasses import asdict, dataclass, replace
 
 import click
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.answerer import Answerer
@@ -38,8 +39,7 @@ from headrace.runtime.metrics.telemetry import MBU, Percentiles, Summary, in_mil
 from headrace.runtime.metrics.units import format_bytes, format_joules, percent, report_rate, report_seconds
 
 
-@dataclass(frozen=True, slots=True)
-class RunReport:
+class RunReport(Struct, frozen=True):
     """A finished answer, with the model and the machine that gave it.
 
     load_s: seconds from the search for the model until it was loaded.

@@ -3,8 +3,9 @@
 Guard: tests/app/cli/test_run.py.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.cli.model_options import LoadArguments
@@ -15,8 +16,7 @@ DEFAULT_GROUP_SIZE = 64
 _LAST = "last"
 
 
-@dataclass(frozen=True, slots=True)
-class RunArguments:
+class RunArguments(Struct, frozen=True):
     """Arguments of `headrace run`, named as click names them (`command.py`).
 
     words: of the prompt.

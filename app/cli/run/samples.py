@@ -9,9 +9,9 @@ tests/app/cli/test_batch.py guards this.
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import click
+from msgspec.structs import replace
 
 from headrace.app.answer.answer import Answer, EncodedPrompt
 from headrace.app.answer.answerer import Answerer

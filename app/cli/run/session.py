@@ -8,8 +8,9 @@ Guards: tests/app/cli/test_run.py and test_run_settings.py.
 
 from collections.abc import Generator, Iterable
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.options import AnswerOptions, SamplingSource, recommended_options, sampling_source

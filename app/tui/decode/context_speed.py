@@ -8,8 +8,8 @@ tests/tui/test_charts.py guards this.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from textual.content import Content
 
 from headrace.app.tui.decode.drawing import Canvas, beside_axis, even_ticks, labels, layered, marked, ticks
@@ -126,8 +126,7 @@ def context_chart(
     return [*lines, Content.styled(" " * left + axis, "$quiet")]
 
 
-@dataclass(frozen=True, slots=True)
-class _ContextAxes:
+class _ContextAxes(Struct, frozen=True):
     """Axes from zero.
 
     top: tokens per second at the upper end.

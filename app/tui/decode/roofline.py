@@ -10,10 +10,10 @@ tests/tui/test_charts.py guards this.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from msgspec import Struct
 from textual.content import Content
 
 from headrace.app.tui.decode.drawing import Canvas, beside_axis, layered, log_ticks, marked
@@ -88,8 +88,7 @@ _NOW = _PointStyle("◆", "bold $text-accent", "decode")
 _PREFILL = _PointStyle("▲", "bold $text-success", "prefill")
 
 
-@dataclass(frozen=True, slots=True)
-class _RooflineAxes:
+class _RooflineAxes(Struct, frozen=True):
     """Logarithmic axes.
 
     low_x, high_x: FLOP per byte at the left and the right end.

@@ -8,9 +8,9 @@ tests/tui/test_chat.py and test_parts.py guard this.
 import os
 import re
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
 from textual.content import Content
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
@@ -27,8 +27,7 @@ _AT_PATH = re.compile(r'(?:^|\s)@("[^"]*|[^\s"]*)$')  # see @src/ma, or @"my fi
 _FILE_PATH = re.compile(r'^/file[ \t]+("[^"]*|[^"]*)$')  # /file src/ma, or /file "my fi
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionEntry:
+class CompletionEntry(Struct, frozen=True):
     """An entry of the menu."""
 
     insert: str  # replaces the text before the cursor

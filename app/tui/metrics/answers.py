@@ -10,8 +10,10 @@ turn of `headrace top`. tests/tui/test_several_metrics.py guards this.
 from collections import deque
 from collections.abc import Iterable, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import asdict, replace
 
 from headrace.app.engine.events import (
     Abandoned,
@@ -45,8 +47,7 @@ class TokenCount(NamedTuple):
     tokens: int
 
 
-@dataclass(slots=True)
-class AnswerRow:
+class AnswerRow(Struct):
     """One sequence: an answer alone, or one of several.
 
     number: from 1, as on the screen.

@@ -7,7 +7,9 @@ Guards: tests/tui/test_limits.py and test_charts.py.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.sessions.records import Message
@@ -15,8 +17,7 @@ from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.metrics.telemetry import Summary
 
 
-@dataclass(frozen=True, slots=True)
-class MachineFacts:
+class MachineFacts(Struct, frozen=True):
     """Limits and names of the machine; None if unknown."""
 
     name: str = ""
@@ -34,8 +35,7 @@ class MachineFacts:
         return self.compute_flops or self.peak_flops
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
+class ModelFacts(Struct, frozen=True):
     """The loaded model's sizes; empty without one."""
 
     name: str = ""
@@ -50,8 +50,7 @@ class ModelFacts:
     ranks: tuple[str, ...] = ()  # a line per rank, if several machines share the model
 
 
-@dataclass(frozen=True, slots=True)
-class TurnFigures:
+class TurnFigures(Struct, frozen=True):
     """One answer in the history of turns. Figures as in its `Summary`.
 
     number: from 1.
@@ -90,8 +89,7 @@ class TurnFigures:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredPrefill:
+class MeasuredPrefill(Struct, frozen=True):
     """FLOPs, bytes and seconds of a prefill; its tokens share one read of the weights."""
 
     flops: int
@@ -110,8 +108,7 @@ class MeasuredPrefill:
         return cls(cost.prompt_flops(reused, fed), read + cost.kv_bytes_written(fed), seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class FirstToken:
+class FirstToken(Struct, frozen=True):
     """Parts of a time to first token, in seconds.
 
     ttft_s: all of it.
@@ -156,8 +153,7 @@ class FirstToken:
         return sorted(named.items(), key=lambda part: -part[1])
 
 
-@dataclass(frozen=True, slots=True)
-class CacheFill:
+class CacheFill(Struct, frozen=True):
     """Contents of the KV cache.
 
     tokens: its entries.

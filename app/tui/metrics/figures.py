@@ -8,7 +8,8 @@ keys of `_LOOKS` in `decode/step.py`. Guards: tests/tui/metrics/test_figures.py 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from headrace.app.answer.sentence import ABOVE_PEAK, StepFigures
 from headrace.app.tui.metrics.facts import MachineFacts, MeasuredPrefill
@@ -29,8 +30,7 @@ Parts = Sequence[tuple[str, float]]
 """Parts of a whole, (name, value)."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepTimes:
+class StepTimes(Struct, frozen=True):
     """Seconds of a mean step by part; they sum to `total_s`.
 
     timed: number of steps measured in the kernels, 0 if the parts are computed.
@@ -100,8 +100,7 @@ def step_bytes(of: StepFigures, cost: StepCost | None) -> Parts:
 # -- latency -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class LatencyWindow:
+class LatencyWindow(Struct, frozen=True):
     """Consecutive steps of an answer, the oldest first.
 
     steps: those that are drawn.
@@ -177,8 +176,7 @@ def histogram(latencies_s: Sequence[float], top_s: float, rows: int) -> list[int
 # -- roofline ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RooflinePoint:
+class RooflinePoint(Struct, frozen=True):
     """A place on the roofline plot: FLOP per byte, FLOP per second."""
 
     intensity: float
@@ -191,8 +189,7 @@ class RooflinePoint:
         return cls(flops / nbytes, flops / seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class Roofs:
+class Roofs(Struct, frozen=True):
     """Limits of the machine, bytes per second and FLOP per second; None if unknown. vendors: compute not measured."""
 
     memory: float | None

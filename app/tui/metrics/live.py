@@ -15,9 +15,11 @@ Guards: tests/tui/test_charts.py, test_step_streams.py and test_several_metrics.
 from collections import deque
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from dataclasses import asdict, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from headrace.app.answer.answer_steps import StepText
 from headrace.app.answer.prompt_reuse import PromptReuse
@@ -551,8 +553,8 @@ class LiveMetrics:
         times = self.step_times
         return {
             "phase": self.phase,
-            "model": asdict(self.model),
-            "machine": asdict(self.machine),
+            "model": to_builtins(self.model),
+            "machine": to_builtins(self.machine),
             "decode_tokens_per_second": self.rate_average,
             "itl_ms": in_milliseconds(itl) if itl else None,
             "achieved_bandwidth_gb_s": self.achieved_gb_s,
@@ -565,8 +567,10 @@ class LiveMetrics:
             "step_bytes": dict(self.step_bytes),
             "prompt_reuse": self.reuse.document() if self.reuse else None,
             "several": self.answers.document() if self.answers.is_several else None,
-            "turns": [asdict(turn) for turn in self.turns],
-            "steps": [{**asdict(step), "achieved_bandwidth_gb_s": step.achieved_gb_s} for step in self.answer.records],
+            "turns": to_builtins(self.turns),
+            "steps": [
+                {**to_builtins(step), "achieved_bandwidth_gb_s": step.achieved_gb_s} for step in self.answer.records
+            ],
         }
 
 

@@ -5,7 +5,8 @@ over a second, a turn or a batch. tests/tui/metrics/test_figures.py recomputes t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.metrics.telemetry import StepRecord
@@ -13,8 +14,7 @@ from headrace.runtime.metrics.telemetry import StepRecord
 NOW_S = 1.0  # seconds of decode steps that current rates cover
 
 
-@dataclass(slots=True)
-class StepTotals:
+class StepTotals(Struct):
     """Sums over the decode steps of one sequence, or of all sequences of a batch.
 
     The first step of an answer is left out, since its latency is not between tokens.

@@ -9,9 +9,9 @@ tests/tui/screens/test_models_screen.py guards this.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from msgspec import Struct
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.content import Content
@@ -70,8 +70,7 @@ _BAR = 24  # cells of a download's progress
 _DEFAULT = " default"
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRow:
+class ModelRow(Struct, frozen=True):
     """One model.
 
     name: as `-m` takes it.

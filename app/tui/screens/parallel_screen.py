@@ -9,9 +9,9 @@ Guard: tests/tui/screens/test_compare_screen.py.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content

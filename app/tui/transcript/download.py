@@ -7,9 +7,9 @@ Guard: tests/tui/test_first_download.py.
 """
 
 from collections import deque
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
 from textual.content import Content
 
 from headrace.app.engine.events import LoadProgress

@@ -11,11 +11,11 @@ moves a mark, never text. tests/tui/test_guesses.py guards this.
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
 
+from msgspec import Struct
 from textual.content import Content
 
 from headrace.app.answer.answer_steps import AnswerSteps
@@ -44,8 +44,7 @@ class MarkedPiece(NamedTuple):
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class DraftMarks:
+class DraftMarks(Struct, frozen=True):
     """Draft tokens of a text by their positions in characters, in order. It is False if there are none."""
 
     accepted: tuple[tuple[int, int], ...] = ()

@@ -6,9 +6,9 @@ passes `_SafeText` before anything else sees it (tests/tui/test_safety.py).
 """
 
 import re
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from msgspec import Struct
 from textual.content import Content
 
 from headrace.app.answer.phrases import ENDINGS, plain_phrases, summary_phrases
@@ -54,8 +54,7 @@ class _OpenLine(NamedTuple):
     written: int
 
 
-@dataclass(frozen=True, slots=True)
-class LayoutOptions:
+class LayoutOptions(Struct, frozen=True):
     """Everything the layout depends on besides the message."""
 
     width: int  # cells
@@ -65,8 +64,7 @@ class LayoutOptions:
     show_summary: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class MessageState:
+class MessageState(Struct, frozen=True):
     """A message's place among its branches, and whether it is sent or growing."""
 
     branch: int = 0

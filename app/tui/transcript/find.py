@@ -8,11 +8,11 @@ Guard: tests/tui/transcript/test_find.py.
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Find:
+class Find(Struct, frozen=True):
     """One match."""
 
     number: int  # among all, from 1

@@ -8,9 +8,9 @@ one for an answer and one for its thinking.
 """
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
 from textual.content import Content
 
 from headrace.app.output.markdown_parser import parser
@@ -27,8 +27,7 @@ _LISTS = ("bullet_list_open", "ordered_list_open")
 _CLOSES_CODE = re.compile(r"^ {0,3}(?:```|~~~)", re.MULTILINE)  # a line that may be the closing fence
 
 
-@dataclass(frozen=True, slots=True)
-class _OpenCode:
+class _OpenCode(Struct, frozen=True):
     """A code block without its closing fence, and without its last line, which may still grow.
 
     source: from the opening fence to the newline before the last line.

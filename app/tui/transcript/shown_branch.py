@@ -7,8 +7,9 @@ the context mark and a placeholder for an answer without text, so they are not t
 tests/tui/test_chat.py guards this.
 """
 
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from headrace.app.answer.answer_steps import AnswerSteps
 from headrace.app.answer.first_pass import first_pass_text

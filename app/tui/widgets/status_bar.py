@@ -7,8 +7,8 @@ Guard: tests/tui/test_parts.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from rich.cells import cell_len
 from textual.content import Content
 
@@ -25,8 +25,7 @@ _NEARLY_FULL = 0.85  # share of the context from which it has a mark
 _LEAST_TITLE = 12  # cells of a title that are worth showing
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(Struct, frozen=True):
     """Sanitised texts.
 
     model: name; empty without one.

@@ -17,8 +17,9 @@ Guards: tests/models/checkpoint/test_foreign.py and tests/models/mlx_lm/test_dee
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from math import prod
+
+from msgspec.structs import replace
 
 from headrace.models.checkpoint.foreign import nf4
 from headrace.models.checkpoint.foreign.matrices import (

@@ -18,9 +18,10 @@ Guards: tests/models/checkpoint/test_foreign.py.
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from math import prod
 from typing import Literal
+
+from msgspec import Struct, field
 
 from headrace.models.checkpoint.tensor_info import TensorInfo
 
@@ -30,8 +31,7 @@ REQUANTIZED_BITS = 8
 REQUANTIZED_GROUPS = (64, 32)
 
 
-@dataclass(frozen=True, slots=True)
-class ForeignMatrix:
+class ForeignMatrix(Struct, frozen=True):
     """A stored matrix and its target: affine groups, or float32 if `bits` is None.
 
     layout: see the table above.
@@ -58,8 +58,7 @@ class ForeignMatrix:
     offset: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Foreign:
+class Foreign(Struct, frozen=True):
     """A checkpoint's foreign quantization."""
 
     method: str  # in words, for people

@@ -4,8 +4,9 @@ Keys are names of tensors in files of llama.cpp, below "blk.N."; values are thei
 here changes every row that has the block: tests/models/gguf/test_layered.py converts a small file of each.
 """
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from headrace.models.gguf.architecture import Config, DraftLayer, GGUFArchitecture, TensorRule, TensorRules
 from headrace.models.gguf.rope import ROPE_LONG, ROPE_SHORT

@@ -4,8 +4,9 @@ mlx-lm's class (`nemotron-nas`) reads the sizes from `block_configs` in config.j
 for the feed-forward of each layer. A GGUF has lists of numbers instead. `test_layered.py` has a variant of each kind.
 """
 
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from headrace.models.gguf.architecture import Config, Contents, Entries, GGUFArchitecture, TensorRule, TensorRules
 from headrace.models.gguf.architectures.blocks import NORMS, attention, mlp, tables

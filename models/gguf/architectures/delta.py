@@ -10,10 +10,10 @@ Fields of a row are explained in `gguf/architecture.py`. A wrong order of heads 
 tests/models/gguf/test_layered.py compares with llama.cpp's.
 """
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from msgspec.structs import replace
 
 from headrace.models.architectures.ling import delta_layers
 from headrace.models.gguf.architecture import (

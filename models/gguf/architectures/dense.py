@@ -7,9 +7,8 @@ explains the fields of a row.
 Guards: tests/models/gguf/test_convert.py, test_layered.py and test_config.py.
 """
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec.structs import replace
 
 from headrace.models.gguf.architecture import Config, Contents, Entries, GGUFArchitecture, TensorRule, Vector
 from headrace.models.gguf.architectures.blocks import (

@@ -3,9 +3,8 @@
 Guard: tests/models/gguf/test_layered.py.
 """
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec.structs import replace
 
 from headrace.models.gguf.architecture import (
     Config,

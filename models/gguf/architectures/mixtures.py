@@ -7,10 +7,10 @@ Guard: tests/models/gguf/test_layered.py.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 
 from headrace.models.gguf.architecture import (
     Config,

@@ -9,12 +9,12 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from threading import Lock
 from typing import Any, Literal
 
 from llguidance import LLMatcher, LLParserLimits
+from msgspec.structs import replace
 
 from headrace.models.text.structured import trial
 from headrace.models.text.structured.json_scan import JsonTokens

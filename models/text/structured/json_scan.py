@@ -9,9 +9,9 @@ their way write both for ever. And `"\\u0061"` is `"a"` to a reader of JSON, but
 import re
 from collections.abc import Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 MOST_DIGITS = 20  # in a row: more than a number of 64 bits has, or a double is printed with
 _DIGITS = frozenset(b"0123456789")
@@ -33,8 +33,7 @@ ByteFlags = np.ndarray[tuple[int], np.dtype[np.bool_]]
 IndexArray = np.ndarray[tuple[int], np.dtype[np.intp]]
 
 
-@dataclass(frozen=True, slots=True)
-class JsonState:
+class JsonState(Struct, frozen=True):
     """State of a scan of JSON. It is immutable: drafts go on from it.
 
     levels: the keys of each open object so far, None for a list.

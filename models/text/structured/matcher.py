@@ -7,11 +7,11 @@ Guard: tests/models/text/structured/test_grammars.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 from llguidance import LLMatcher
+from msgspec import Struct
 
 from headrace.models.text.structured.json_scan import ByteFlags, JsonState, JsonTokens
 from headrace.runtime.errors import EngineError
@@ -19,8 +19,7 @@ from headrace.runtime.errors import EngineError
 _MESSAGE = 200  # characters of llguidance's message
 
 
-@dataclass(frozen=True, slots=True)
-class MatcherGrammar:
+class MatcherGrammar(Struct, frozen=True):
     """A compiled grammar.
 
     matcher: in its first state.

@@ -9,8 +9,9 @@ Guard: tests/models/text/tools/test_forms.py.
 import ast
 import json
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from headrace.runtime.config.typed import as_list, as_mapping
 
@@ -18,8 +19,7 @@ PYTHON_CONSTANTS = {"True": True, "False": False, "None": None}
 _LONGEST_LITERAL = 1 << 20  # characters
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
+class ToolCall(Struct, frozen=True):
     """One call. arguments: JSON text of an object."""
 
     name: str
@@ -31,8 +31,7 @@ class ToolCall:
         return cls(name, json.dumps(arguments, ensure_ascii=False))
 
 
-@dataclass(frozen=True, slots=True)
-class CallDelta:
+class CallDelta(Struct, frozen=True):
     """Arguments that have come of a call that is not complete. index: among the calls of the answer.
 
     text: joined, those of one call are its arguments as JSON text, written as the model writes it.
@@ -43,8 +42,7 @@ class CallDelta:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
+class Tool(Struct, frozen=True):
     """A function that the model may call.
 
     parameters: a JSON schema of an object.
@@ -197,8 +195,7 @@ def kind_of(value: object) -> str:
             return "object"
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Struct, frozen=True):
     """The beginning of a text as calls: `length` characters of it. Without calls they are text."""
 
     length: int

@@ -9,14 +9,14 @@ Guard: tests/models/text/tools/test_forms.py.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from headrace.models.text.tools.form import ToolForm, literal_pattern
 from headrace.models.text.tools.use import ToolUse
 
 
-@dataclass(frozen=True, slots=True)
-class CallRules:
+class CallRules(Struct, frozen=True):
     """Lark rules: `calls`, one or more of them, and `answer`, a text with or without calls.
 
     forced: the answer is `calls`. `TEXT` is any text, and is defined elsewhere.

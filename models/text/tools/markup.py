@@ -8,15 +8,16 @@ Guard: tests/models/text/tools/test_forms.py.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from headrace.models.text.template_text import TemplateText, concatenate
 from headrace.models.text.tools.call import kind_of
 
 
-@dataclass(frozen=True, slots=True)
-class Markup:
+class Markup(Struct, frozen=True):
     """Texts around the parts of calls.
 
     begin: before the first name.

@@ -14,9 +14,10 @@ before any row whose texts its templates have too, the control tokens that its f
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from weakref import WeakKeyDictionary
+
+from msgspec import Struct
 
 from headrace.models.text.recipients import MARK
 from headrace.models.text.template_rules import TemplateRules
@@ -103,8 +104,7 @@ def form_name(source: str) -> str:
     return next(name for name, (texts, _) in FORMS.items() if all(text in source for text in texts))
 
 
-@dataclass(frozen=True, slots=True)
-class FormOfTools:
+class FormOfTools(Struct, frozen=True):
     """The form of one request's tools, and its control tokens."""
 
     form: ToolForm
@@ -174,8 +174,7 @@ def _form_and_markup(tokenizer: Tokenizer) -> tuple[str, Markup | None]:
     return by_source, None
 
 
-@dataclass(frozen=True, slots=True)
-class _WrittenCalls:
+class _WrittenCalls(Struct, frozen=True):
     """The calls that a chat template writes."""
 
     call: str  # one call as the template writes it; "" for none

@@ -7,7 +7,9 @@ Guards: tests/app/answer/test_tools.py and tests/models/text/tools/test_one_form
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import force_setattr, replace
 
 from headrace.models.text.tools.call import Tool
 
@@ -15,30 +17,30 @@ _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")  # the forms read names of these 
 MAX_TOOLS = 256  # each costs time in the template and in the grammar
 
 
-@dataclass(frozen=True, slots=True)
-class ToolUse:
+class ToolUse(Struct, frozen=True):
     """The tools that an answer may use.
 
     definitions: as the chat template takes them, OpenAI's form.
     choice: "auto", "none", "required" or a tool's name.
     parallel: an answer may have several calls.
-    tools: by name.
+    tools: by name; read from the definitions unless given.
     """
 
     definitions: Sequence[Mapping[str, object]]
     choice: str = "auto"
     parallel: bool = True
-    tools: Mapping[str, Tool] = field(init=False)
+    tools: Mapping[str, Tool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raises ValueError for definitions that are malformed, and a choice of an unknown tool."""
         if len(self.definitions) > MAX_TOOLS:
             raise ValueError(f"tools: at most {MAX_TOOLS}")
-        object.__setattr__(self, "definitions", [_nested(definition) for definition in self.definitions])
-        tools = [_tool(definition) for definition in self.definitions]
-        object.__setattr__(self, "tools", {tool.name: tool for tool in tools})
-        if len(self.tools) < len(tools):
-            raise ValueError("tools: a name is there twice")
+        force_setattr(self, "definitions", [_nested(definition) for definition in self.definitions])
+        if not self.tools:
+            tools = [_tool(definition) for definition in self.definitions]
+            force_setattr(self, "tools", {tool.name: tool for tool in tools})
+            if len(self.tools) < len(tools):
+                raise ValueError("tools: a name is there twice")
         if self.choice not in ("auto", "none", "required") and self.choice not in self.tools:
             raise ValueError(f"tool_choice: no tool {self.choice!r:.80}")
 
@@ -49,9 +51,7 @@ class ToolUse:
 
     def with_tools(self, tools: Mapping[str, Tool]) -> "ToolUse":
         """Return the same use of changed tools."""
-        changed = replace(self)
-        object.__setattr__(changed, "tools", tools)
-        return changed
+        return replace(self, tools=tools)
 
     @property
     def callable(self) -> list[Tool]:

@@ -15,8 +15,9 @@ Guard: tests/models/text/tools/test_written.py.
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from headrace.models.text.tools.call import Reading, Tool, ToolCall, no_call
 from headrace.models.text.tools.cut import cut_tagged_calls

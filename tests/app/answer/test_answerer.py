@@ -1,11 +1,11 @@
 """Answers of one model: alone and side by side, with errors of their own."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.answerer import Answerer

@@ -2,12 +2,12 @@
 
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import pytest
+from msgspec.structs import replace
 
 from headrace.app.answer.first_pass import FirstPassLine, FirstPassLog, first_pass_text
 from headrace.app.cli.commands import cli

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 from hypothesis import given
+from msgspec.structs import replace
 
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.answerer import Answerer

@@ -2,12 +2,12 @@
 
 import itertools
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+from msgspec.structs import replace
 
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.answerer import Answerer

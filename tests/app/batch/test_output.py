@@ -5,11 +5,11 @@ import json
 import os
 import re
 import stat
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.app.batch.line import BadLine, BatchDefaults, BatchLine
 from headrace.app.batch.output import ResultFile, ResultStream, line_of

@@ -3,11 +3,11 @@
 import io
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.options import DEFAULTS as ANSWER_DEFAULTS

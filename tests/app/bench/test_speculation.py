@@ -214,7 +214,7 @@ def test_a_changed_token_is_exit_code_1(model: Path, monkeypatch: pytest.MonkeyP
     pair = measuring.measure_pair
 
     def broken(*arguments: Any) -> Sample:
-        from dataclasses import replace
+        from msgspec.structs import replace
 
         sample = pair(*arguments)
         assert sample.pair is not None

@@ -1,9 +1,9 @@
 """Comparison of two setups against scripted engines: order, storage, memory."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.app.chat.answer_setup import AnswerSetup
 from headrace.app.chat.comparison import Comparison

@@ -1,8 +1,9 @@
 """Model, settings and system prompt stored with an answer, and their display."""
 
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from headrace.app.chat.conversation import Conversation
 from headrace.app.sessions.export import to_document, to_markdown

@@ -1,8 +1,7 @@
 """One generation of a chat: what is stored of its deltas."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from headrace.app.chat.turn import Turn
 from headrace.app.engine.events import Abandoned, ContextFull, Delta, Done, Failed

@@ -7,7 +7,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -139,7 +138,7 @@ def test_options_of_llama_cpp_are_accepted(headrace: Headrace, calls: list[Call]
 
 
 def test_options_of_the_chat_are_kept_with_its_session(tmp_path: Path) -> None:
-    none = dict.fromkeys(field.name for field in fields(chat.ChatOptions))
+    none = dict.fromkeys(chat.ChatOptions.__struct_fields__)
     store = SessionStore(tmp_path / "sessions.db")
     given = chat.ChatOptions(**{**none, "model": "m", "system": "Be brief.", "temperature": 0.5, "seed": 7})
     made = chat._session(store, given, Settings())
@@ -169,7 +168,7 @@ def test_a_refused_chat_changes_no_session(headrace: Headrace, tmp_path: Path, m
 
 def test_a_chat_with_a_server_asks_for_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat, "agree_to_copy", lambda *_, **__: pytest.fail("asked"))
-    none = dict.fromkeys(field.name for field in fields(chat.ChatOptions))
+    none = dict.fromkeys(chat.ChatOptions.__struct_fields__)
     with closing(SessionStore(tmp_path / "sessions.db")) as store:
         made = chat._session(store, chat.ChatOptions(**{**none, "connect": "http://server"}), Settings())
         store.add(made.id, None, "user", "hi")

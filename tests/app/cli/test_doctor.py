@@ -2,13 +2,13 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 from huggingface_hub import constants
+from msgspec.structs import replace
 from rich.cells import cell_len
 
 import headrace

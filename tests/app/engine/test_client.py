@@ -6,11 +6,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.config.load_options import ModelSpec

@@ -2,12 +2,12 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.app.engine import idle_work
 from headrace.app.engine.events import PeakMeasured

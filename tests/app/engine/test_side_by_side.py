@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.config.load_options import ModelSpec

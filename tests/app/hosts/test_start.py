@@ -9,13 +9,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from headrace.app.config.load_options import HostsChoice
 from headrace.app.hosts import examine as examination

@@ -4,12 +4,12 @@ import json
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from headrace.app.engine.events import Prefill
 from headrace.app.output.trace_file import TracedSequence, TraceSpan, prefill_spans, trace

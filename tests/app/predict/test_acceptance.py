@@ -1,8 +1,7 @@
 """Gains of speculative decoding against arithmetic by hand."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from headrace.app.predict.acceptance import DRAFT_LENGTHS, best_draft, break_even, tokens_per_step
 from headrace.app.predict.document import acceptance_prediction

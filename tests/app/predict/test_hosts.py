@@ -2,12 +2,12 @@
 
 import json
 import runpy
-from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from headrace.app.cli.predict import predict
 from headrace.app.predict.chip_names import machine_targets

@@ -1,10 +1,10 @@
 """Predictions against published figures of Macs and arithmetic by hand."""
 
 import re
-from dataclasses import astuple, replace
 from statistics import median
 
 import pytest
+from msgspec.structs import astuple, replace
 
 from headrace.app.predict import targets
 from headrace.app.predict.chip_names import chip_targets, known_targets, usable_bytes

@@ -1,9 +1,9 @@
 """Recommended models: the best of each rank that fits half the memory and is fast enough."""
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.app.predict.chip_names import chip_targets
 from headrace.app.predict.document import catalog_fit

@@ -2,12 +2,12 @@
 
 import asyncio
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.app.config.load_options import ModelSpec
 from headrace.app.server import served_models

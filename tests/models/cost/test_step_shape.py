@@ -1,12 +1,12 @@
 """Bytes and FLOPs of a step, against the tensors a real step reads, the totals, and arithmetic by hand."""
 
 import contextlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
+from msgspec.structs import replace
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.shape_sources import has_shape, shape_of_checkpoint, shape_of_config

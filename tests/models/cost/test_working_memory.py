@@ -3,11 +3,11 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from msgspec.structs import replace
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.costs import loaded_weight_bytes, shape_to_run, working_memory

@@ -2,7 +2,6 @@
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import gguf
 import mlx.core as mx
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from headrace.models.checkpoint.gguf_link import LINK_FILE
 from headrace.models.checkpoint.quantization import Quantization

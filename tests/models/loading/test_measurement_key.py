@@ -1,7 +1,8 @@
 """Identity of measured weights: their files, wherever a link to them lies, their adapter and the conditions."""
 
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from headrace.models.checkpoint.adapter import open_adapter
 from headrace.models.checkpoint.safetensors import open_checkpoint

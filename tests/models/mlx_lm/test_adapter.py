@@ -1,11 +1,11 @@
 """Adapters on mlx-lm's classes: the logits of merged weights, and those of mlx-lm's own loader for quantized ones."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
+from msgspec.structs import replace
 
 from headrace.models.checkpoint.adapter import open_adapter
 from headrace.models.checkpoint.safetensors import open_checkpoint

@@ -4,7 +4,6 @@ tests/parity/test_transformers.py compares its logits with those of transformers
 """
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
+from msgspec.structs import replace
 
 from headrace.models.checkpoint.adapter import open_adapter
 from headrace.models.checkpoint.safetensors import open_checkpoint

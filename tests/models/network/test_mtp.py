@@ -1,13 +1,13 @@
 """Multi-token prediction heads against NumPy, and in the engine: draft tokens, K/V in step, unchanged answers."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import open_checkpoint

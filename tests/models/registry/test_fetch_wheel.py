@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import zipfile
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.models.registry import fetch_wheel as module
 from headrace.models.registry.catalog import Wheel

@@ -5,10 +5,10 @@ import resource
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.models.checkpoint.adapter import open_adapter
 from headrace.models.checkpoint.safetensors import open_checkpoint

@@ -1,11 +1,11 @@
 """Answers as text for steps of several tokens: they end at the same token as with single tokens."""
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.models.text.answer import AnswerText
 from headrace.models.text.events import Completed, TextChunk

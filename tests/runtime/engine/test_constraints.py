@@ -1,11 +1,11 @@
 """Constrained sequences: only allowed tokens, the same alone, in a batch and with draft tokens; others lose nothing."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import pytest
+from msgspec.structs import replace
 
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine import engine as engines

@@ -4,12 +4,12 @@ import gc
 import math
 import sys
 import threading
-from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 import mlx.core as mx
 import pytest
+from msgspec.structs import replace
 
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.engine import Engine

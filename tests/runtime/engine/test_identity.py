@@ -3,10 +3,10 @@ steps back beside it, not what it shares a beginning with. Tokens, log probabili
 are compared bit for bit with those of the sequence alone and cold."""
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.engine import Engine

@@ -1,13 +1,13 @@
 """K/V of many sequences stay within the working set of a small Mac, by the accounts and by MLX's counter."""
 
 import gc
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine import kv_budget

@@ -1,12 +1,11 @@
 """The KV cache against a plain list: whatever is reserved, appended, committed, rolled back or trimmed."""
 
-from dataclasses import replace
-
 import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
 
 from headrace.runtime.errors import ContextLimitError
 from headrace.runtime.kv.cache import CHUNK, KVCache, KVShape

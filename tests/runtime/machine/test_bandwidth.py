@@ -3,7 +3,6 @@
 import json
 import queue
 import threading
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from headrace.runtime.machine import bandwidth, hardware, peaks
 from headrace.runtime.machine.hardware import PowerState

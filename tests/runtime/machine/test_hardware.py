@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -113,6 +114,17 @@ def test_recorded_macs_have_their_cores_memory_and_bandwidth(
     assert host.device_memory_bytes is not None
     assert host.device_memory_bytes < host.memory_bytes
     assert host.os.startswith("macOS")
+
+
+def test_a_pickled_machine_keeps_its_chip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chat's process would run `ioreg` again, while it draws."""
+    monkeypatch.setattr(hardware, "run_tool", runner("macbook-m4-max"))
+    host = recorded("macbook-m4-max")
+    chip = host.chip
+    monkeypatch.setattr(hardware, "run_tool", lambda *_: pytest.fail("looked up again"))
+    received = pickle.loads(pickle.dumps(host))
+    assert received == host
+    assert (received.chip, received.gpu_cores) == (chip, 40)
 
 
 def test_power_swap_and_memory_of_macs_are_read() -> None:

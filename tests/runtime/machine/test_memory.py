@@ -1,11 +1,11 @@
 """Memory budgets of recorded machines, and refusals with figures."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from msgspec.structs import replace
 
 from headrace.runtime.errors import NotEnoughMemoryError
 from headrace.runtime.machine import hardware, memory

@@ -1,8 +1,7 @@
 """Recognition of out-of-memory messages of MLX and macOS."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from headrace.runtime.errors import EngineError, NotEnoughMemoryError
 from headrace.runtime.machine import out_of_memory

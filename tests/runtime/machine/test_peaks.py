@@ -1,10 +1,10 @@
 """The peak is the best recent measurement; old ones expire, faster decode corrects it."""
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.runtime.machine import hardware, peaks
 from headrace.runtime.machine.peaks import Peak

@@ -1,9 +1,8 @@
 """Bytes and FLOPs of a step, its limit, and the longest context in a given number of bytes."""
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from headrace.runtime.metrics.cost import LayerKV, StepCost, step_limit
 

@@ -1,11 +1,11 @@
 """Memory of attention scores in stock MLX: bounded, with the same result."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import pytest
+from msgspec.structs import replace
 
 from headrace.runtime.ops import attention
 from headrace.runtime.ops.attention import SCORES, sdpa_mask

@@ -1,12 +1,12 @@
 """Metal kernels against their stock twins: on a Mac by Metal, elsewhere compiled for the CPU (`tests.metal`)."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from msgspec.structs import replace
 
 from headrace.models.network.decoder import Decoder
 from headrace.runtime import ops

@@ -5,11 +5,11 @@ to 16 bits: two products in a row give up to 5e-4 of the largest output; the ord
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import pytest
+from msgspec.structs import replace
 
 from headrace.runtime.metrics.cost import FLOAT_MODES
 from headrace.runtime.ops import LatentExperts, Mixture, Weight, native, reference

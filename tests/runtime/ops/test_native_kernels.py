@@ -8,12 +8,12 @@ outputs accordingly.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import mlx.core as mx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from headrace.runtime.metrics.cost import FLOAT_MODES
 from headrace.runtime.ops import AttentionSpec, Phase, Rope, Weight, Xielu, groups_of_16, native, reference

@@ -5,10 +5,10 @@ with other sequences, and however its prompt is cut.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import mlx.core as mx
 import pytest
+from msgspec.structs import replace
 
 from headrace.runtime.ops import MixerSizes, MixerSpec, Rope, WkvVectors, native, reference
 from tests.support.kernels import INSTRUCTION_SETS, on_instruction_set

@@ -6,11 +6,11 @@ instruction set of this machine; outputs and cache entries are compared as bytes
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import accumulate
 
 import mlx.core as mx
 import pytest
+from msgspec.structs import replace
 
 from headrace.runtime.metrics.cost import FLOAT_MODES
 from headrace.runtime.ops import AttentionSpec, Ops, Phase, Rope, Weight, native

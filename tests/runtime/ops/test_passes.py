@@ -6,12 +6,13 @@ three threads; on stock MLX, and between the two, within rounding.
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from msgspec.structs import replace
 
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.ops import (

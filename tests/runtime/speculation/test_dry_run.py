@@ -1,10 +1,10 @@
 """Dry runs: draft tokens are compared with the output before passes verify them."""
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request

@@ -2,13 +2,13 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.draft_networks import DraftModel

@@ -1,10 +1,10 @@
 """Thirty random prompts with and without speculation: alone, in a batch, with stops in every place."""
 
 import random
-from dataclasses import replace
 from functools import partial
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.engine import Engine

@@ -1,9 +1,9 @@
 """The default model with and without speculation, bit for bit, alone and in a batch."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.models.loading.load import LoadedModel, load_model
 from headrace.models.text.chat_prompt import ChatPrompt

@@ -1,10 +1,9 @@
 """The context section: tokens by origin, the next turn's reuse, and the reason for a miss."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from headrace.app.answer.prompt_reuse import PromptReuse
 from headrace.app.engine.events import Done, Prefill, PrefixCached

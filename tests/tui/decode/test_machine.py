@@ -1,9 +1,9 @@
 """The machine beside the model: what its section says, and the plain line when others take what decoding needs."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.app.engine.events import Prefill
 from headrace.app.tui.decode.machine import MachineSection, contention_text

@@ -1,8 +1,7 @@
 """The four meters of the decode view: their places in every width, and the whole of each figure."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from headrace.app.engine.events import Failed
 from headrace.app.tui.decode.meters import MeterLines

@@ -1,10 +1,9 @@
 """The text of an answer below its latency chart: colours, cursor and record, in any window."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from textual.content import Content
 
 from headrace.app.answer.answer_steps import StepText

@@ -1,11 +1,11 @@
 """Figures of the decode view, recomputed from the steps of the same run: parts of a step, windows, the trail."""
 
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from headrace.app.tui.decode.step import StepSection
 from headrace.app.tui.metrics.facts import facts

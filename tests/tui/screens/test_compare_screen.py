@@ -1,11 +1,11 @@
 """Two answers side by side, in the app over scripted engines."""
 
 import re
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.app.config.presets import Preset, save_preset
 from headrace.app.config.settings import ScreenSettings, Settings

@@ -1,9 +1,9 @@
 """The decode view of F2: its meters, its help, and frozen figures."""
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from rich.color import ColorSystem, ColorType
 from textual.content import Content
 from textual.events import Paste

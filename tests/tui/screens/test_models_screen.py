@@ -1,8 +1,7 @@
 """The model picker: filtering by typing, and the mark of recommended models."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from textual.widgets import OptionList
 
 from headrace.runtime.machine.memory import MemoryBudget

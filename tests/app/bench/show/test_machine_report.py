@@ -2,7 +2,6 @@
 
 import runpy
 import tomllib
-from dataclasses import replace as replace_field
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +143,7 @@ def test_the_page_shows_measured_speeds_in_place_of_computed_ones(
     speed = known[-1].tokens_per_second
     assert rows["qwen3-8b"]["M4 Max"] == f"**{speed:.3g} : {speed / known[-1].ratio:.3g}**"  # type: ignore[operator]
     assert {name for name in rows if rows[name] != before[name]} == {"qwen3-8b"}
-    slower = tuple(replace_field(one, gpu_cores=32) for one in known)
+    slower = tuple(replace(one, gpu_cores=32) for one in known)
     monkeypatch.setattr(measured, "measured", lambda: slower)  # another variant of the chip
     assert render["with_measured"](computed)["rows"] == computed["rows"]
 

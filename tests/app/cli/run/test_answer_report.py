@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from math import fsum
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from headrace.app.answer.answer import Answer, EncodedPrompt
 from headrace.app.answer.sentence import OTHERS, sentence
@@ -205,6 +205,6 @@ def test_the_decode_panel_has_the_figures_of_the_summary() -> None:
     said = report(waits, "stop", True)
     live = LiveMetrics()
     live.submitted()
-    names = StepRecord.__dataclass_fields__
+    names = StepRecord.__struct_fields__
     live.take([delta_of([StepRecord(**{name: step[name] for name in names} | fields) for step in said["steps"]])])
     assert live.rate_average == pytest.approx(said["decode_tokens_per_second"])
