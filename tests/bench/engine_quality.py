@@ -19,7 +19,6 @@ from unittest.mock import patch
 
 import mlx.core as mx
 import numpy as np
-from msgspec import structs
 from msgspec.structs import replace
 
 from headrace.app.bench.measure.peers import ChildProcess, Peer
@@ -129,7 +128,7 @@ def compare(arguments: argparse.Namespace) -> QualityDocument:
         variants += [Variant(one.name, "engine", None, one) for one in peers]
         interrupted = measure(exact.network, variants, found)
     compared = document(reference, [], options, variants, notes, interrupted=interrupted)
-    return structs.replace(compared, engines=[one.setup for one in peers])
+    return replace(compared, engines=[one.setup for one in peers])
 
 
 def opened(engine: str, start: Callable[[], ChildProcess]) -> ChildProcess:
