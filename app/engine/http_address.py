@@ -1,6 +1,7 @@
 """Address of an HTTP server, and server-sent events from it.
 
-Used by a chat with --connect, `headrace top`, `launch` and `verify --server`. It needs the standard library alone.
+Used by a chat with --connect, `headrace top`, `launch` and `verify --server`. Errors may have texts of the server:
+`reason` makes them safe to show.
 
 Guard: tests/app/engine/test_remote.py.
 """
@@ -11,6 +12,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Any
 from urllib.parse import urlsplit
 
+from headrace.app.output.sanitise import safe_line
 from headrace.runtime.errors import UsageError
 
 # Bounds in bytes on a server's lines and documents.
@@ -92,6 +94,14 @@ class HTTPAddress:
             return json.loads(self.ask(connection, path).read(_LONGEST_BODY))
         finally:
             connection.close()
+
+
+def reason(error: Exception) -> str:
+    """Return an error of a request as one short line, which no text of the server can make unsafe to show."""
+    if isinstance(error, KeyError):
+        return f"the server's answer lacks {safe_line(str(error))[:_LONGEST_MESSAGE]}"
+    text = str(getattr(error, "strerror", None) or error or type(error).__name__)
+    return safe_line(text[:_LONGEST_MESSAGE])
 
 
 def events(response: HTTPResponse) -> Iterator[tuple[str, str]]:

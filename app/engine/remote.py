@@ -21,10 +21,10 @@ from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.client import EngineState, generations_to_cancel
 from headrace.app.engine.commands import Generate, PrefetchPrompt
 from headrace.app.engine.events import Abandoned, AnswerEvent, Died, Done, Event, Failed, LoadProgress, Ready
-from headrace.app.engine.http_address import HTTPAddress, ServerError, events
+from headrace.app.engine.http_address import HTTPAddress, ServerError, events, reason
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.engine.remote_answer import RemoteAnswer
-from headrace.app.engine.telemetry import event_of
+from headrace.app.engine.telemetry import count_of, event_of
 from headrace.app.engine.telemetry_reader import telemetry_path
 from headrace.runtime.errors import EngineError
 
@@ -147,7 +147,7 @@ class RemoteEngine:
                 card = unknown_card(self._model, model)
             self._events.put((number, Ready(card)))
         except Exception as error:  # a server may answer anything, and this thread has nobody above it
-            self._events.put((number, Failed(None, f"{self._address.url}: {_reason(error)}", None)))
+            self._events.put((number, Failed(None, f"{self._address.url}: {reason(error)}", None)))
 
     def _own_card(self) -> ModelCard:
         """Return the model's card on headrace's own server."""
@@ -181,7 +181,7 @@ class RemoteEngine:
             for event in answer.end():
                 self._events.put((number, event))
         except Exception as error:  # the thread's last event, after any error: a reader waits for one
-            self._events.put((number, Failed(command.id, _reason(error), None)))
+            self._events.put((number, Failed(command.id, reason(error), None)))
         finally:
             with self._changes:
                 self._running.pop(command.id, None)
@@ -218,7 +218,7 @@ def unknown_card(name: str, model: Mapping[str, Any]) -> ModelCard:
     from headrace.runtime.machine.hardware import Machine
     from headrace.runtime.metrics.cost import StepCost
 
-    limit = next((model[key] for key in _CONTEXT if isinstance(model.get(key), int)), 0)
+    limit = next((count for count in (count_of(model.get(key)) for key in _CONTEXT) if count), 0)
     machine = Machine(
         backend="cpu",
         device_name="a server",
@@ -252,7 +252,3 @@ def unknown_card(name: str, model: Mapping[str, Any]) -> ModelCard:
         active_memory_bytes=0,
         notes=("sizes and memory of this server are unknown",),
     )
-
-
-def _reason(error: Exception) -> str:
-    return str(getattr(error, "strerror", None) or error or type(error).__name__)

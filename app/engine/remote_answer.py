@@ -15,9 +15,10 @@ from msgspec.structs import replace
 from headrace.app.engine.commands import Generate
 from headrace.app.engine.events import AnswerEvent, Delta, Done, Event
 from headrace.app.engine.http_address import ServerError
-from headrace.app.engine.telemetry import event_of, textless
+from headrace.app.engine.telemetry import count_of, event_of, textless
 from headrace.models.text.events import Completed, TextChunk
 from headrace.models.text.thinking import CLOSING, OPENING
+from headrace.runtime.config.typed import as_mapping
 from headrace.runtime.engine.request import Finished, FinishReason
 from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary
 
@@ -48,7 +49,7 @@ class RemoteAnswer:
         """Return the events of a chunk. Raises ServerError for an error in the stream, KeyError for other objects."""
         if error := chunk.get("error"):
             raise ServerError(str(error.get("message", error)), str(error.get("code") or ""))
-        self._usage = chunk.get("usage") or self._usage
+        self._usage = as_mapping(chunk.get("usage")) or self._usage
         if extension := chunk.get("headrace"):
             return self._reported(extension)
         for choice in chunk["choices"]:
@@ -130,9 +131,9 @@ class RemoteAnswer:
         )
 
     def _summary(self) -> Summary:
-        tokens = int(self._usage.get("completion_tokens") or self._pieces)
-        prompt = int(self._usage.get("prompt_tokens") or 0)
-        cached = int((self._usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+        tokens = count_of(self._usage.get("completion_tokens")) or self._pieces
+        prompt = count_of(self._usage.get("prompt_tokens"))
+        cached = count_of(as_mapping(self._usage.get("prompt_tokens_details")).get("cached_tokens"))
         decoding = sum(self._latencies)
         step_s = None
         if self._latencies:

@@ -2,7 +2,8 @@
 
 `/v1/telemetry` and the `headrace` objects of streams are written by `document`; `headrace top` and a chat with
 --connect read them by `event_of`. Each case of one has its case in the other; tests/app/engine/test_telemetry.py sends
-every event through both.
+every event through both. The other side may be anybody's: `event_of` lets no number and no text through that the
+screen could not take.
 """
 
 from typing import Any, TypedDict, get_type_hints
@@ -12,10 +13,16 @@ from msgspec.structs import asdict
 
 from headrace.app.engine.events import BatchStatus, Delta, Died, Done, Event, Failed, PeakMeasured, Prefill, Ready
 from headrace.app.engine.model_card import ModelCard
+from headrace.app.output.sanitise import safe_line
 from headrace.models.text.events import TextChunk
 from headrace.runtime.config.typed import typed
 from headrace.runtime.engine.request import Finished, FinishReason, Step
 from headrace.runtime.metrics.telemetry import StepRecord, Summary
+
+# Bounds on documents of other machines.
+_LARGEST = 1e18  # any number, such as bytes or FLOP/s
+_LONGEST = 200  # characters of a text
+_MOST_TOKENS = 4096  # of one step: draft tokens, or sequences
 
 
 def document(event: Event) -> tuple[str, dict[str, object]] | None:
@@ -48,8 +55,9 @@ def document(event: Event) -> tuple[str, dict[str, object]] | None:
 def event_of(name: str, fields: dict[str, Any]) -> Event | None:
     """Return the event of a document; None for an unknown name.
 
-    Raises ValueError for values of other types, and TypeError or KeyError for missing ones.
+    Raises ValueError for values of other types or out of range, and TypeError or KeyError for missing ones.
     """
+    fields = _bounded(fields)
     match name:
         case "model":
             return Ready(_read_card(fields))
@@ -57,6 +65,8 @@ def event_of(name: str, fields: dict[str, Any]) -> Event | None:
             return typed(Prefill, fields)
         case "steps":
             steps = typed(_Steps, fields)
+            if any(max(step.accepted, step.proposed, step.batch) > _MOST_TOKENS for step in steps["steps"]):
+                raise ValueError(f"a step has more than {_MOST_TOKENS} tokens")
             parts = [textless(record) for record in steps["steps"]]
             return Delta(steps["id"], parts, steps["ttft_s"], has_steps=False)
         case "done":
@@ -73,6 +83,29 @@ def event_of(name: str, fields: dict[str, Any]) -> Event | None:
         case "died":
             return Died("the engine stopped")
     return None
+
+
+def count_of(value: object) -> int:
+    """Return a count in a document of another program; 0 for anything else, and for a number out of range."""
+    if type(value) is int and 0 <= value <= _LARGEST:
+        return value
+    return 0
+
+
+def _bounded(value: Any) -> Any:
+    """Return a value of parsed JSON with all texts as one short, safe line. Raises ValueError for unusable numbers."""
+    match value:
+        case str():
+            return safe_line(value[:_LONGEST])
+        case bool() | None:
+            return value
+        case int() | float():
+            if not 0 <= value <= _LARGEST:  # nor NaN
+                raise ValueError("a number is out of range")
+            return value
+        case list():
+            return [_bounded(part) for part in value]
+    return {key: _bounded(part) for key, part in value.items()}
 
 
 class _Steps(TypedDict):

@@ -12,7 +12,7 @@ from collections import deque
 from urllib.parse import quote
 
 from headrace.app.engine.events import Event
-from headrace.app.engine.http_address import HTTPAddress, events
+from headrace.app.engine.http_address import HTTPAddress, events, reason
 from headrace.app.engine.telemetry import event_of
 
 _TIMEOUT_S = 30.0  # without a keep-alive
@@ -54,7 +54,7 @@ class TelemetryReader:
                 self._read()
                 self.problem = "the server ended the connection"
             except Exception as error:  # a server may send anything
-                self.problem = str(getattr(error, "strerror", None) or error or type(error).__name__)
+                self.problem = reason(error)
             self._closed.wait(_AGAIN_S)
 
     def _read(self) -> None:

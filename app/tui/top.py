@@ -74,7 +74,7 @@ class TopApp(ThemedApp):
         self.run_worker(self._poll())
 
     async def _poll(self) -> None:
-        while True:
+        while self.is_running:
             self.take(self._reader.poll())
             self.show()
             await asyncio.sleep(_POLL_S)

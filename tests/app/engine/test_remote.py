@@ -218,14 +218,48 @@ def test_an_error_in_the_stream_of_another_server(other: str, monkeypatch: pytes
     assert (failed.id, failed.message) == (1, "out of memory")
 
 
-@pytest.mark.parametrize("usage", [{"completion_tokens": math.inf}, {"prompt_tokens_details": [1]}])
-def test_figures_that_are_none_end_an_answer(other: str, monkeypatch: pytest.MonkeyPatch, usage: Any) -> None:
-    monkeypatch.setattr(Other, "chunks", staticmethod(lambda: [{"choices": [], "usage": usage}]))
+@pytest.mark.parametrize("count", [math.inf, 10**400, -3, "many", [1]], ids=repr)
+def test_unusable_counts_of_another_server_are_left_out(
+    other: str, monkeypatch: pytest.MonkeyPatch, count: Any
+) -> None:
+    usage = {"prompt_tokens": count, "completion_tokens": count, "prompt_tokens_details": {"cached_tokens": count}}
+    chunks = [chunk(content="So be it."), {"choices": [], "usage": usage}, {"choices": [], "usage": [count]}]
+    monkeypatch.setattr(Other, "chunks", staticmethod(lambda: chunks))
+    monkeypatch.setattr(Other, "models", [{"id": "a", "max_model_len": count}])
     engine = RemoteEngine(HTTPAddress(other))
     engine.start(ModelSpec())
-    until(engine, Ready)
+    assert until(engine, Ready).card.context_limit == 0
     engine.submit(Generate(1, HELLO))
-    assert until(engine, Failed).id == 1
+    summary = until(engine, Done).end.summary
+    assert (summary.prompt_tokens, summary.reused_tokens, summary.completion_tokens) == (0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 \x1b]0;owned\x07\x9b2J\r\n\r\n",
+        b'HTTP/1.1 404 x\r\n\r\n{"error": {"message": "\\u001b]0;owned\\u0007\\u009b2J\\u202e"}}',
+        b'HTTP/1.1 200 x\r\n\r\n{"\\u001b]0;owned": 1}',
+    ],
+    ids=["status line", "error", "document"],
+)
+def test_errors_of_a_server_are_one_safe_line(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        engine = RemoteEngine(HTTPAddress(f"127.0.0.1:{listener.getsockname()[1]}"))
+        engine.start(ModelSpec())
+        message = until(engine, Failed).message
+        thread.join()
+    assert message.isprintable()
+    assert "127.0.0.1" in message
 
 
 @pytest.mark.parametrize("status", [None, "loaded"])

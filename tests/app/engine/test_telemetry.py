@@ -1,6 +1,7 @@
 """Events as documents without text, and back."""
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -133,6 +134,39 @@ def test_values_of_other_types_are_refused(event: Event) -> None:
             again = document(read)
             assert again is not None
             assert same_types(json.loads(json.dumps(again[1])), sound), (path, value)
+
+
+@pytest.mark.parametrize("value", [-1, math.nan, math.inf, 10**400, 2e18], ids=repr)
+def test_numbers_that_no_screen_can_draw_are_refused(value: float) -> None:
+    """A latency that is no number, or a number beyond a float, would end `headrace top`."""
+    for event in (Ready(replace(CARD, peak=PEAK)), *EVENTS):
+        found = document(event)
+        assert found is not None
+        name, sound = found
+        for path in leaves(sound):
+            with pytest.raises((ValueError, TypeError)):
+                event_of(name, replaced(sound, path, value))
+
+
+@pytest.mark.parametrize("field", ["accepted", "proposed", "batch"])
+def test_a_step_with_a_billion_tokens_is_refused(field: str) -> None:
+    """Latencies of tokens are lists, with an item for each."""
+    found = document(EVENTS[1])
+    assert found is not None
+    with pytest.raises(ValueError, match="tokens"):
+        event_of(found[0], replaced(found[1], ("steps", 1, field), 10**9))
+
+
+def test_texts_of_a_server_are_one_short_safe_line() -> None:
+    name, sound = document(Ready(CARD)) or ("", {})
+    hostile = "mill\n\x1b]0;owned\x07\x9b2J\u202e" + "x" * 10**6
+    for path in (("name",), ("machine", "device_name"), ("machine", "os")):
+        read = event_of(name, replaced(sound, path, hostile))
+        assert isinstance(read, Ready)
+        text = read.card.name if path == ("name",) else getattr(read.card.machine, path[-1])
+        assert text.startswith("mill ")
+        assert text.isprintable()
+        assert len(text) < 300
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://a:b:c"])
