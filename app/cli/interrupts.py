@@ -2,6 +2,8 @@
 
 `run` and `batch` answer within this block. The handler only sets the request's flag, which the engine reads between
 steps and between prefill chunks, so that the partial answer is kept.
+
+Guard: tests/app/cli/test_run.py.
 """
 
 import signal

@@ -1,6 +1,8 @@
 """Entry point of the `headrace` command. Imports next to nothing: Ctrl-C is quiet once `main` runs.
 
 `app.cli.process` does the rest: `main` is there for the moments before its handlers are set and after they are gone.
+
+Guard: tests/app/cli/test_streams_and_signals.py.
 """
 
 import os

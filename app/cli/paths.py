@@ -1,4 +1,7 @@
-"""`headrace paths`: locations of settings, sessions, models, caches and logs, and the documented settings file."""
+"""`headrace paths`: locations of settings, sessions, models, caches and logs, and the documented settings file.
+
+Guard: tests/app/cli/test_sessions.py.
+"""
 
 import click
 

@@ -1,6 +1,8 @@
 """Lines, JSON documents and questions of commands on a terminal: sanitised text, indented ASCII JSON.
 
 Text that may be a model's or a file's is printed with `say`; `click.echo` is for texts of headrace alone.
+
+Guards: tests/app/cli/test_hostile_names.py for texts, test_sessions.py for questions.
 """
 
 import sys

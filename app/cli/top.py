@@ -1,4 +1,7 @@
-"""`headrace top`: the decode view of a running server, in `app/tui/top.py`, fed by `app.engine.telemetry_reader`."""
+"""`headrace top`: the decode view of a running server, in `app/tui/top.py`, fed by `app.engine.telemetry_reader`.
+
+Guard: tests/app/cli/test_commands.py.
+"""
 
 import sys
 

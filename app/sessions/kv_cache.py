@@ -1,6 +1,8 @@
 """Size and deletion of the KV disk cache (`app.engine.kv_disk_cache`), which contains deleted sessions' text.
 
 Apart from it, since commands that only delete import no mlx.
+
+Guard: tests/app/cli/test_sessions.py.
 """
 
 from contextlib import suppress

@@ -1,4 +1,7 @@
-"""Tensor entries of safetensors headers, and the element types MLX reads."""
+"""Tensor entries of safetensors headers, and the element types MLX reads.
+
+Guard: tests/models/checkpoint/test_safetensors.py.
+"""
 
 from collections import Counter
 from collections.abc import Mapping

@@ -1,6 +1,8 @@
 """Longest common prefix of two token sequences.
 
 For prompts of up to 100,000 tokens: slices are compared at once, and single tokens only in the first that differ.
+
+Guard: tests/runtime/kv/test_prefix.py.
 """
 
 from collections.abc import Sequence

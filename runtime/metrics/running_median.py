@@ -1,6 +1,8 @@
 """Running median of the newest measurements, robust to outliers.
 
 For times of passes that decide on the next ones (chunk budgets, draft tokens): one slow pass must change nothing.
+
+Guard: tests/runtime/speculation/test_controller.py.
 """
 
 import statistics

@@ -91,44 +91,59 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
         return None
 
     # Every matrix has to be in the kernels' layout.
-    gate_up_weight = next(iter(layer.gate_up), None)
     into_mixer, out_of_mixer = layer.mixer_ends or (None, None)
-    parts = (  # the list `matrices` below has the same order
-        layer.qkv[0],
-        layer.output,
-        gate_up_weight,
-        layer.down,
-        layer.gate,
-        layer.down_gate,
-        into_mixer,
-        out_of_mixer,
-    )
-    matrices = [matrix_of(weight) for weight in parts]
-    if any(weight is not None and matrix is None for weight, matrix in zip(parts, matrices, strict=True)):
+    weights = {
+        "qkv": layer.qkv[0],
+        "output": layer.output,
+        "gate_up": next(iter(layer.gate_up), None),
+        "down": layer.down,
+        "gate": layer.gate,
+        "down_gate": layer.down_gate,
+        "into_mixer": into_mixer,
+        "out_of_mixer": out_of_mixer,
+    }
+    matrices = {name: matrix_of(weight) for name, weight in weights.items()}
+    if any(weight is not None and matrices[name] is None for name, weight in weights.items()):
         return None
-    qkv, output, gate_up, down, gate, down_gate, into, out = matrices
+    into = matrices["into_mixer"]
+    out = matrices["out_of_mixer"]
+    ends = (into, out) if into is not None and out is not None else None
 
     # Attention, mixer, experts and own input, in the kernels' form; a part that has none sends the layer back.
-    experts = None
-    if layer.mixture is not None:
-        experts = experts_plan(layer.mixture, activation)
-        if experts is None:
-            return None
-    attention = None
-    if layer.attention is not None:
-        attention = attention_plan(layer.attention)
-        if attention is None:
-            return None
+    experts = experts_plan(layer.mixture, activation) if layer.mixture is not None else None
+    attention = attention_plan(layer.attention) if layer.attention is not None else None
     own_input = _own_input(layer)
-    if (layer.own_input is None) != (own_input is None):
+    plans = ((layer.mixture, experts), (layer.attention, attention), (layer.own_input, own_input))
+    if any(part is not None and plan is None for part, plan in plans):
         return None
-    mixer = None
-    if layer.mixer is not None:
-        mixer = mixer_plan(layer.mixer)
+    mixer = mixer_plan(layer.mixer) if layer.mixer is not None else None
 
-    # Vectors and the activation
+    curve = None
+    if isinstance(layer.curve, Xielu):
+        curve = layer.curve
+        activation = "xielu"
+    return kernels.LayerPlan(
+        attention,
+        matrices["qkv"],
+        matrices["output"],
+        matrices["gate_up"],
+        matrices["down"],
+        eps,
+        activation,
+        experts,
+        mixer,
+        (matrices["gate"], matrices["down_gate"]),
+        _layer_norms(layer),
+        own_input,
+        ends,
+        curve,
+    )
+
+
+def _layer_norms(layer: LayerWeights) -> "kernels.LayerNorms":
+    """Return a layer's norms and the factor of its output, in the kernels' form."""
     after_dense, before_experts, after_experts = layer.branches or (None, None, None)
-    norms = kernels.LayerNorms(
+    return kernels.LayerNorms(
         layer.input_norm,
         layer.attention_post_norm,
         layer.mlp_norm,
@@ -137,29 +152,6 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
         before_experts,
         after_experts,
         layer.scalar,
-    )
-    ends = None
-    if into is not None and out is not None:
-        ends = (into, out)
-    curve = None
-    if isinstance(layer.curve, Xielu):
-        curve = layer.curve
-        activation = "xielu"
-    return kernels.LayerPlan(
-        attention,
-        qkv,
-        output,
-        gate_up,
-        down,
-        eps,
-        activation,
-        experts,
-        mixer,
-        (gate, down_gate),
-        norms,
-        own_input,
-        ends,
-        curve,
     )
 
 

@@ -1,4 +1,7 @@
-"""Account of a benchmark on several machines: ranks, split, link, and the share of a step that the link takes."""
+"""Account of a benchmark on several machines: ranks, split, link, and the share of a step that the link takes.
+
+Guard: tests/app/bench/test_views.py for the lines.
+"""
 
 from collections.abc import Sequence
 from statistics import mean

@@ -4,6 +4,8 @@ Idle power is the least of recent looks without steps or prefill. A look during 
 count: its energy is not that of output tokens.
 
 `LiveMetrics` calls `look` with each sample of `MachineWatch`; the machine section shows `joules_per_token`.
+
+Guard: tests/tui/decode/test_machine.py.
 """
 
 from collections import deque

@@ -3,6 +3,8 @@
 `ChatScreen` carries out what was typed or pressed here. The names are those of `COMMANDS` (`app/chat/commands.py`): a
 test compares. Commands that need the conversation alone are in `IN_EVERY_CHAT` there. The letters of `act` are bindings
 of `Transcript`.
+
+Guard: tests/tui/test_chat.py.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,8 @@
 """Drawing of one text line in a widget's style, without textual's wrapping, aligning and measuring.
 
 For widgets that make their own lines and redraw while an answer streams: transcript, sections, status and key bars.
+
+Guard: tests/tui/textual_overrides/test_partial_repaint.py.
 """
 
 from rich.segment import Segment

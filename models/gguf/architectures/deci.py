@@ -1,7 +1,9 @@
 """DeciLM (Nemotron NAS): layers of different sizes, with or without attention, or with one matrix in its place.
 
 mlx-lm's class (`nemotron-nas`) reads the sizes from `block_configs` in config.json, with an entry for attention and one
-for the feed-forward of each layer. A GGUF has lists of numbers instead. `test_layered.py` has a variant of each kind.
+for the feed-forward of each layer. A GGUF has lists of numbers instead.
+
+Guard: tests/models/gguf/test_layered.py, with a variant of each kind.
 """
 
 from functools import partial

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from headrace.app.bench.compare.documents import checked, read_document
 from headrace.app.bench.compare.history import History
 from headrace.app.bench.measure import records
+from headrace.app.bench.measure.hosts import hosts_notes
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.ratios import ratios
 from headrace.app.bench.measure.records import (
@@ -40,6 +41,7 @@ from headrace.app.output.document import flat, json_text
 from headrace.runtime.errors import HeadraceError, UsageError
 from headrace.runtime.machine.energy import EnergyUse
 from headrace.runtime.machine.hardware import PowerState
+from headrace.runtime.metrics.telemetry import RankTimes
 from headrace.runtime.metrics.units import speed_text
 from tests.support.bench import run_document
 
@@ -367,3 +369,16 @@ def test_the_sentence_has_the_speed_and_mbu_of_the_first_decode_test() -> None:
         rank_times=[], link_s_per_step=0.0, link_share=None,
     )  # fmt: skip
     assert "on rank 0 of 2" in formats.explanation_line(replace(found, hosts=hosts))
+
+
+def test_the_notes_of_several_machines_have_shares_and_link() -> None:
+    hosts = HostsAccount(
+        backend="ring", split="tensor", shares=[0.75, 0.25], ranks=["a", "b"], latency_us=50.0, bandwidth_gb_s=1.0,
+        rank_times=[RankTimes(0.003, 0.001, 0.0005), RankTimes(0.002, 0.002, 0.0005)],
+        link_s_per_step=0.001, link_share=0.2,
+    )  # fmt: skip
+    account, times = hosts_notes(hosts)
+    assert "a 75 %, b 25 %" in account
+    assert "20 % of a step" in account
+    assert "a 3.0 ms computing, 1.0 waiting" in times
+    assert hosts_notes(None) == []

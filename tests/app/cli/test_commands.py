@@ -379,3 +379,11 @@ def test_values_are_named_in_one_form() -> None:
             if isinstance(option, click.Option) and not option.is_flag and option.nargs == 1 and not option.hidden:
                 name = option.make_metavar(click.Context(command))
                 assert form.fullmatch(name), (command.name, option.opts, name)
+
+
+def test_top_needs_a_terminal_and_a_server(headrace: Headrace, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    address = "http://127.0.0.1:9"  # nothing answers there
+    assert headrace("top", address) == 2  # standard error is no terminal
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert headrace("top", address) == 1
+    assert "is `headrace serve` running there?" in capsys.readouterr().err
