@@ -23,7 +23,7 @@ from headrace.models.gguf.target import Target
 from headrace.models.gguf.tensors import Array
 from headrace.runtime.errors import CheckpointError
 
-_CHUNK = 16 << 20  # bytes of a tensor's rows that are converted together
+_CHUNK = 4 << 20  # bytes of a tensor's rows that are converted together: they stay in the processor's cache
 
 
 class _Conversion:
@@ -34,16 +34,16 @@ class _Conversion:
         self._container = container
         self._target = target
         self._infos = infos
-        self._arrays: dict[str, Array] = {}
+        self._arrays: dict[str, mx.array] = {}
 
-    def take(self, name: str) -> Array:
+    def take(self, name: str) -> mx.array:
         """Return the array `name` and release it. Raises CheckpointError for values that no format holds.
 
         The other arrays of the tensor stay in memory until they are taken. An array that is taken again is converted
         again, with all others.
         """
         if name not in self._arrays:
-            self._arrays = {name: np.empty(info.shape, TYPES[info.dtype][0]) for name, info in self._infos.items()}
+            self._arrays = {name: _zeros(info) for name, info in self._infos.items()}
             for rows in self._chunks():
                 self._convert(rows)
         return self._arrays.pop(name)
@@ -68,9 +68,17 @@ class _Conversion:
                 raise CheckpointError(
                     f"tensor {made.source.name} ({made.source.type}) has scales beyond half precision"
                 )
-            self._arrays[name][rows] = stored.array.view(TYPES[stored.dtype][0])
+            np.asarray(self._arrays[name])[rows] = stored.array.view(TYPES[stored.dtype][0])
         for source in self._target.sources:
             forget(self._container.tensors[source] if whole else made.source)
+
+
+def _zeros(info: TensorInfo) -> mx.array:
+    """Return an array whose memory numpy can fill: of words where numpy has no such type."""
+    kind = mx.array(np.zeros((), TYPES[info.dtype][0])).dtype
+    zeros = mx.zeros(info.shape, kind)
+    mx.eval(zeros)
+    return zeros
 
 
 class GgufPart:
@@ -79,11 +87,15 @@ class GgufPart:
     take: returns the whole array.
     kind: type in MLX, where numpy has none.
     example: an array of this part's shape that takes no memory.
-    cut: cuts the part out of the whole array.
+    cut: cuts the part out of the whole array; None for all of it.
     """
 
     def __init__(
-        self, take: Callable[[], Array], kind: mx.Dtype | None, example: Array, cut: Callable[[Array], Array]
+        self,
+        take: Callable[[], mx.array],
+        kind: mx.Dtype | None,
+        example: Array,
+        cut: Callable[[Array], Array] | None = None,
     ) -> None:
         self._take = take
         self._kind = kind
@@ -95,10 +107,10 @@ class GgufPart:
         self.nbytes = example.nbytes
 
     @classmethod
-    def whole(cls, take: Callable[[], Array], info: TensorInfo) -> "GgufPart":
+    def whole(cls, take: Callable[[], mx.array], info: TensorInfo) -> "GgufPart":
         """Return all of an array."""
         kind, ours = TYPES[info.dtype]
-        return cls(take, ours, _empty(info.shape, kind), lambda array: array)
+        return cls(take, ours, _empty(info.shape, kind))
 
     def __getitem__(self, index: Any) -> "GgufPart":
         return self._changed(lambda array: array[index])
@@ -114,22 +126,25 @@ class GgufPart:
         parts = (self, *others)
         shape = list(self.shape)
         shape[axis] = sum(part.shape[axis] for part in parts)
-        cuts = [part._cut for part in parts]
 
         def cut_all(whole: Array) -> Array:
-            return np.concatenate([cut(whole) for cut in cuts], axis)
+            return np.concatenate([part._cut_of(whole) for part in parts], axis)
 
         return GgufPart(self._take, self._kind, _empty(tuple(shape), self._example.dtype), cut_all)
 
     def read(self) -> mx.array:
         """Convert the tensor and return the part. Raises CheckpointError for values that no format holds."""
-        read = mx.array(np.asarray(self._cut(self._take()), order="C"))
+        read = self._take()
+        if self._cut is not None:
+            read = mx.array(np.asarray(self._cut(np.asarray(read)), order="C"))
         return read if self._kind is None else read.view(self._kind)
 
     def _changed(self, change: Callable[[Array], Array]) -> "GgufPart":
         """Return the part after a change, which is made now on the example, and on the array when it is read."""
-        cut = self._cut
-        return GgufPart(self._take, self._kind, change(self._example), lambda array: change(cut(array)))
+        return GgufPart(self._take, self._kind, change(self._example), lambda array: change(self._cut_of(array)))
+
+    def _cut_of(self, whole: Array) -> Array:
+        return whole if self._cut is None else self._cut(whole)
 
 
 def _empty(shape: tuple[int, ...], kind: npt.DTypeLike) -> Array:
@@ -145,8 +160,8 @@ def gguf_parts(checkpoint: Checkpoint) -> dict[str, GgufPart]:
     container = open_container(checkpoint.gguf[0])
     layout = layout_of(container)
     vectors = made_vectors(layout)
-    takes: dict[str, Callable[[], Array]] = {
-        name: partial(np.asarray, values, "<f4") for name, values in vectors.items()
+    takes: dict[str, Callable[[], mx.array]] = {
+        name: partial(mx.array, np.asarray(values, "<f4")) for name, values in vectors.items()
     }
     # Types and shapes that the file gives now, to compare with those that the store lists.
     forms = {name: ("F32", np.shape(values)) for name, values in vectors.items()}

@@ -89,6 +89,8 @@ class Decoder:
         self.config = config
         self._ops = ops = parameters.ops
         self._dtype = dtype
+        # The largest matrices first: what their conversion takes beside them is freed before the others take memory.
+        self._read_ends(config, parameters)
         self._layers = in_every_loop(config, read_layers(config, parameters))
         self._later_states = later_states(self._layers)
         self._prepared = parameters.prepared
@@ -98,7 +100,6 @@ class Decoder:
         self.pages = all(ops.pages(spec) for spec in attends)
         self._shares_attention = all(ops.slots(spec) for spec in attends)
         self._layer_groups = self._fuse(ops)
-        self._read_ends(config, parameters)
         self._adapter = parameters.check_adapter()
 
     def _read_ends(self, config: DecoderConfig, parameters: Parameters) -> None:

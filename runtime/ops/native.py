@@ -181,6 +181,17 @@ def prepare(weight: Weight, dtype: mx.Dtype, *, exact: bool = False) -> Weight:
     )
 
 
+def unpack_blocks(kind: str, blocks: Any, codes: Any, scales: Any = None, biases: Any = None) -> tuple[bool, bool]:
+    """Unpack GGUF blocks of a type to affine groups, without the interpreter lock; fill the arrays, of numpy or others.
+
+    codes: bytes, a bit stream.
+    scales, biases: of each group, both in float16 or in float32; None where only the codes are wanted.
+
+    Returns whether all scales and biases are finite, and whether their type has them exactly.
+    """
+    return kernels.unpack_blocks(kind, blocks, codes, scales, biases)
+
+
 @contextmanager
 def read_together() -> Iterator[None]:
     """Read the weights that are prepared in this block at its end, without the interpreter lock.

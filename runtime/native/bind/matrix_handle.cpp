@@ -1,6 +1,8 @@
 // A projection's arrays: checks of shapes and formats, and the move to the kernels' layout (matrix_handle.h).
 #include "matrix_handle.h"
 
+#include <algorithm>
+#include <atomic>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -55,12 +57,19 @@ mx::array interleaved_planes(const mx::array& data, int bits) {
 // Whether every offset is its scale times -2^(bits - 1), exactly.
 template <Type T>
 bool symmetric(const mx::array& scales, const mx::array& offsets, int bits) {
+  constexpr int64_t kAtOnce = 1 << 14;  // numbers of a task
   const auto middle = static_cast<float>(1 << (bits - 1));
-  for (size_t i = 0; i < scales.size(); ++i) {
-    const auto at = static_cast<int64_t>(i);
-    if (load_scalar<T>(offsets.data<void>(), at) != -middle * load_scalar<T>(scales.data<void>(), at)) return false;
-  }
-  return true;
+  const auto count = static_cast<int64_t>(scales.size());
+  std::atomic<bool> all{true};
+  Pool::shared().run((count + kAtOnce - 1) / kAtOnce, [&](Tasks& tasks) {
+    while (tasks.next()) {
+      const int64_t begin = tasks.index() * kAtOnce, end = std::min(count, begin + kAtOnce);
+      for (int64_t i = begin; i < end && all.load(std::memory_order_relaxed); ++i) {
+        if (load_scalar<T>(offsets.data<void>(), i) != -middle * load_scalar<T>(scales.data<void>(), i)) all = false;
+      }
+    }
+  });
+  return all;
 }
 
 }  // namespace

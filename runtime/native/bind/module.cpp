@@ -2,6 +2,7 @@
 // native_plans.py are the main callers. Guard: tests/runtime/ops/test_native_process.py (bindings refuse shapes that do not fit);
 // tests/fuzz/targets/kernels.py calls them with any shape, type and stride.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -11,6 +12,7 @@
 
 #include <chrono>
 
+#include "../core/blocks.h"
 #include "../core/pool.h"
 #include "../core/streaming.h"
 #include "attend_primitive.h"
@@ -42,6 +44,38 @@ size_t fill(const std::vector<std::shared_ptr<hr::MatrixHandle>>& matrices) {
   size_t filled = 0;
   while (filled < matrices.size() && (filled == 0 || std::chrono::steady_clock::now() < end)) matrices[filled++]->fill();
   return filled;
+}
+
+using Bytes = nb::ndarray<const uint8_t, nb::c_contig, nb::device::cpu>;
+using OutBytes = nb::ndarray<uint8_t, nb::c_contig, nb::device::cpu>;
+using Numbers = nb::ndarray<nb::c_contig, nb::device::cpu>;
+
+// Unpacks GGUF blocks into arrays of whole groups. Returns whether all scales and biases are finite, and exact in their arrays' type.
+std::pair<bool, bool> unpack_blocks(const std::string& name, const Bytes& blocks, const OutBytes& codes,
+                                    const std::optional<Numbers>& scales, const std::optional<Numbers>& biases) {
+  const hr::BlockType* type = hr::block_type(name);
+  if (type == nullptr) throw std::invalid_argument("unknown type of blocks");
+  const size_t count = blocks.size() / static_cast<size_t>(type->bytes);
+  const size_t weights = count * static_cast<size_t>(type->weights);
+  if (count * static_cast<size_t>(type->bytes) != blocks.size()) throw std::invalid_argument("a block is not whole");
+  if (codes.size() != weights / 8 * static_cast<size_t>(type->bits)) throw std::invalid_argument("codes do not fit the blocks");
+  if (scales.has_value() != biases.has_value()) throw std::invalid_argument("scales and biases come together");
+  hr::AffineGroups to{codes.data(), hr::Type::f32, nullptr, nullptr};
+  if (scales.has_value()) {
+    const size_t groups = weights / static_cast<size_t>(type->group);
+    if (scales->size() != groups || biases->size() != groups) throw std::invalid_argument("scales do not fit the blocks");
+    constexpr auto kFloat = static_cast<uint8_t>(nb::dlpack::dtype_code::Float);
+    const nb::dlpack::dtype kind = scales->dtype();
+    if (kind != biases->dtype() || kind.code != kFloat || kind.lanes != 1 || (kind.bits != 16 && kind.bits != 32)) {
+      throw std::invalid_argument("scales and biases are both float16 or both float32");
+    }
+    to.type = kind.bits == 16 ? hr::Type::f16 : hr::Type::f32;
+    to.scales = scales->data();
+    to.biases = biases->data();
+  }
+  const nb::gil_scoped_release release;
+  const hr::Unpacked unpacked = hr::unpack_blocks(hr::Pool::shared(), *type, blocks.data(), static_cast<int64_t>(count), to);
+  return {unpacked.finite, unpacked.exact};
 }
 
 // Kind of work -> (regions, wall, waiting, workers' busy time), nanoseconds.
@@ -193,6 +227,8 @@ NB_MODULE(_native, m) {
   }, "shape"_a, "dtype"_a);
   m.def("free_unused_slabs", &hr::free_unused_slabs, nb::call_guard<nb::gil_scoped_release>());
   m.def("fill", &fill, "matrices"_a, nb::call_guard<nb::gil_scoped_release>());
+  m.def("unpack_blocks", &unpack_blocks, "kind"_a, "blocks"_a.noconvert(), "codes"_a.noconvert(), "scales"_a.noconvert().none(),
+        "biases"_a.noconvert().none());
   m.def("grow", &hr::grow_buffer, "buffer"_a, "capacity"_a);
 
   m.def("sample", [](const hr::mx::array& logits, const std::vector<std::tuple<float, int64_t, double, float>>& rules,

@@ -15,11 +15,12 @@ namespace headrace::tests {
 void check(bool holds, const char* what, const char* where);
 int failures();
 
-// The tests, each in a file of nearly its name. driver.cpp calls all: the first four once, the others for each instruction set.
+// The tests, each in a file of nearly its name. driver.cpp calls all: the first five once, the others for each instruction set.
 void test_halves();
 void test_pool(bool forks);
 void test_streaming();
 void test_interleaving();
+void test_blocks();
 void test_projections(const Kernels& kernels);
 void test_experts(const Kernels& kernels);
 void test_mixers(const Kernels& kernels);

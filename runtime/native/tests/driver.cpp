@@ -27,6 +27,7 @@ int main(int count, char** arguments) {
   tests::test_pool(forks);
   tests::test_streaming();
   tests::test_interleaving();
+  tests::test_blocks();
   bool tested = false;
   tests::check(!use_kernels("of another processor"), "unknown kernels", "dispatch");
   for (const char* name : {"avx512", "avx2", "neon", "portable", "amx", "amx-emulated"}) {

@@ -5,12 +5,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from headrace.models.gguf import header
+from headrace.models.gguf import header, tensors
 from headrace.models.gguf.container import RawTensor
 from headrace.models.gguf.header import BLOCKS
 from headrace.models.gguf.tensors import GROUP_SIZE, Affine, to_affine, to_mxfp4, to_plain
 from headrace.runtime.errors import CheckpointError
-from headrace.runtime.ops import groups_of_16
+from headrace.runtime.ops import groups_of_16, native
+from headrace.runtime.ops.native_plans import missing
 from tests.models.gguf.build import SCALES_AT, random_blocks
 
 ROWS = 24
@@ -20,6 +21,15 @@ WIDE = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS")  # whose scales take more than half pr
 EXACT = (*HALF, *WIDE)
 LOW = ("Q2_K", "Q3_K", "IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0")
 REQUANTIZED = (*LOW, "IQ1_M", "Q6_K")  # the last where nothing reads groups of 16
+
+
+@pytest.fixture(autouse=True, params=["kernels", "numpy"])
+def unpackers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test holds for both."""
+    if request.param == "numpy":
+        monkeypatch.setattr(tensors, "_kernels_unpack", lambda _: False)
+    elif missing is not None:
+        pytest.skip(missing)
 
 
 def raw(kind: str, data: np.ndarray, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> RawTensor:
@@ -184,10 +194,51 @@ def test_quantized_vectors_become_their_exact_float32_values(kind: str) -> None:
 def test_large_tensors_are_unpacked_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     data = blocks_of("Q5_K")
     whole = to_affine(raw("Q5_K", data))
-    monkeypatch.setattr("headrace.models.gguf.tensors._CHUNK_WEIGHTS", 1280)
+    monkeypatch.setattr(tensors, "_CHUNK_WEIGHTS", 1280)
     chunked = to_affine(raw("Q5_K", data))
     for name in ("weight", "scales", "biases"):
         np.testing.assert_array_equal(getattr(whole, name), getattr(chunked, name))
+
+
+def test_kernels_and_numpy_unpack_to_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any count of rows and threads, and in the type of scales that a file of that type has."""
+    threads = native.status().threads
+    for kind in (*EXACT, "MXFP4"):
+        for rows, count in ((1, 1), (7, 2), (129, 3)):
+            data = random_blocks(np.random.default_rng(rows), kind, rows, COLUMNS)
+            tensor = raw(kind, data, (rows, COLUMNS))
+            native.set_threads(count)
+            ours = to_affine(tensor)
+            native.set_threads(threads or 0)
+            with monkeypatch.context() as patch:
+                patch.setattr(tensors, "_kernels_unpack", lambda _: False)
+                theirs = to_affine(tensor)
+            for name in ("weight", "scales", "biases"):
+                assert getattr(ours, name).dtype == getattr(theirs, name).dtype
+                assert getattr(ours, name).tobytes() == getattr(theirs, name).tobytes(), (kind, rows, name)
+
+
+def test_kernels_refuse_arrays_that_do_not_fit() -> None:
+    if missing is not None:
+        pytest.skip(missing)
+    blocks = np.zeros((2, 18), np.uint8)
+    codes = np.empty((2, 16), np.uint8)
+    scales = np.empty(2, np.float16)
+    native.unpack_blocks("Q4_0", blocks, codes, scales, scales.copy())
+    for arrays in (
+        ("Q4_9", blocks, codes, scales, scales),
+        ("Q4_0", blocks.reshape(-1)[1:], codes, scales, scales),
+        ("Q4_0", blocks, codes[:1], scales, scales),
+        ("Q4_0", blocks, codes, scales[:1], scales),
+        ("Q4_0", blocks, codes, scales, None),
+        ("Q4_0", blocks, codes, scales, scales.astype(np.float32)),
+        ("Q4_0", blocks, codes, scales.view(np.uint16), scales.view(np.uint16)),
+    ):
+        with pytest.raises(ValueError, match=r"\w"):
+            native.unpack_blocks(*arrays)
+    for strided in (blocks[:, ::2], blocks.astype(np.float32)):
+        with pytest.raises(TypeError):
+            native.unpack_blocks("Q4_0", strided, codes, scales, scales)
 
 
 def test_numbers_of_types_are_those_of_the_reference() -> None:
