@@ -29,7 +29,7 @@ def tokenize(text: str | None, model: str | None, special: bool, as_json: bool) 
     resolved = resolved_model(chosen_model(model, load_settings()), quiet=as_json)
     tokenizer = Tokenizer.load(resolved.path)
     ids = tokenizer.encode(content, special=special)
-    rows = [{"id": token, "text": tokenizer.decode([token], skip_special=False)} for token in ids]
+    rows = [{"id": token, "text": tokenizer.token_text(token)} for token in ids]
     if as_json:
         print_json({"model": resolved.name, "count": len(rows), "tokens": rows})
         return

@@ -2,8 +2,7 @@
 
 All words must occur as beginnings of words; accents and case are ignored, by the tokenizer of `message_index` in
 `database.py`. If the index finds nothing, the text is searched as a substring: the index does not split scripts written
-without spaces. The screen of sessions, the line chat's `/search` and `headrace sessions` call `search`; the transcript
-scrolls to `best_line`.
+without spaces. The screen of sessions and `headrace sessions` call `search`; the transcript scrolls to `best_line`.
 
 Guards: tests/app/sessions/test_store.py.
 """

@@ -209,7 +209,7 @@ def judged(
     verdicts = {_verdict(expected, comparison) for comparison in compared}
 
     def text(token: int) -> str:
-        return tokenizer.decode([token], skip_special=False) if token >= 0 else "?"
+        return tokenizer.token_text(token) if token >= 0 else "?"
 
     return CheckResult(
         name=name,

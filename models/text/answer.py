@@ -78,7 +78,7 @@ class AnswerText:
                 step = _truncated(step, used)
                 break
 
-        rejected = tuple(self._tokenizer.decode([token], skip_special=False) for token in step.rejected)
+        rejected = tuple(map(self._tokenizer.token_text, step.rejected))
         text = "".join(pieces)
         opening, thinking, closing, content = self._by_kind(section, content, text)
         return TextChunk(

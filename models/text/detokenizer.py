@@ -71,15 +71,14 @@ class DetokenizerFactory:
         else:
             self._steps = []
 
-    def make(self, *, skip_special: bool = True) -> Detokenizer:
-        """Return a detokenizer for one answer. skip_special: special tokens have no text."""
-        skipped = self.special if skip_special else frozenset[int]()
+    def make(self) -> Detokenizer:
+        """Return a detokenizer for one answer."""
         kinds = [step["type"] for step in self._steps]
         if kinds == ["ByteLevel"]:
-            return _ByteLevel(self._tokenizer.id_to_token, self._bytes_of, skipped)
+            return _ByteLevel(self._tokenizer.id_to_token, self._bytes_of, self.special)
         if (rules := _SentencePieceRules.read(self._steps)) is not None:
-            return _SentencePiece(self._tokenizer.id_to_token, rules, skipped)
-        return _Windowed(self._tokenizer, skip_special)
+            return _SentencePiece(self._tokenizer.id_to_token, rules, self.special)
+        return _Windowed(self._tokenizer)
 
     @property
     def strips_first_space(self) -> bool:
@@ -266,9 +265,8 @@ class _SentencePiece:
 class _Windowed:
     """Detokenizer that decodes a short window with and without the new token and returns the difference."""
 
-    def __init__(self, tokenizer: "RustTokenizer", skip_special: bool) -> None:
+    def __init__(self, tokenizer: "RustTokenizer") -> None:
         self._tokenizer = tokenizer
-        self._skip_special = skip_special
         self._context: list[int] = []  # the last returned tokens, which precede the next ones
         self._pending: list[int] = []  # tokens of a character that is not complete yet
 
@@ -296,4 +294,4 @@ class _Windowed:
     def _decode(self, ids: list[int]) -> str:
         """Return the text of tokens by the library."""
         with library_errors("the tokenizer failed"):
-            return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special)
+            return self._tokenizer.decode(ids)

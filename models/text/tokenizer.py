@@ -200,9 +200,9 @@ class Tokenizer:
         """Return the text of one token, control tokens included; bytes of a part of a character become U+FFFD."""
         return self.decode([token], skip_special=False)
 
-    def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
+    def detokenizer(self) -> Detokenizer:
         """Return a new stream; its pieces join to the text that `decode` returns."""
-        return self.detokenizers.make(skip_special=skip_special)
+        return self.detokenizers.make()
 
     @cached_property
     def thinking_form(self) -> ThinkingForm | None:
