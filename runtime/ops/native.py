@@ -155,7 +155,9 @@ def prepare(weight: Weight, dtype: mx.Dtype, *, exact: bool = False) -> Weight:
             bias = weight.bias
             if bias is not None:
                 bias = bias.reshape(-1)
-            data = weight.data.reshape(weight.rows, -1)
+            data = weight.data
+            if data.ndim != 2:  # a stack; a matrix stays as it is, so that the parts of a joined one are seen
+                data = data.reshape(weight.rows, -1)
             mode = weight.mode
             in_float = exact or environment.exact()
             matrix = kernels.Matrix(

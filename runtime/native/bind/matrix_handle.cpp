@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "../core/half.h"
 #include "../core/interleaved.h"
 #include "mlx/ops.h"
+#include "mlx/primitives.h"
 #include "mlx/transforms.h"
 #include "weight_arena.h"
 
@@ -27,31 +29,68 @@ bool known_width(int bits) {
 // `a`, which is evaluated, row-contiguous. An evaluation takes tens of microseconds, longer than the move of most arrays.
 mx::array row_contiguous(const mx::array& a) { return a.flags().row_contiguous ? a : settled(a); }
 
+// Arrays of the same columns, whose rows follow each other: one, or parts that need not be joined in memory first.
+using Parts = std::vector<mx::array>;
+
+// The parts of a concatenation of rows that MLX has not made yet; none of another array.
+Parts unjoined(const mx::array& a) {
+  if (a.status() != mx::array::Status::unscheduled || !a.has_primitive()) return {};
+  if (std::strcmp(a.primitive().name(), "Concatenate") != 0) return {};  // MLX exports no types for a dynamic_cast
+  const bool joins_rows = static_cast<const mx::Concatenate&>(a.primitive()).state() == 0;
+  return joins_rows ? a.inputs() : Parts{};
+}
+
+// Arrays of the same rows, all in parts of the same rows, which are whole bands; else each whole.
+std::vector<Parts> in_parts(const std::vector<mx::array>& arrays) {
+  std::vector<Parts> all, whole;
+  bool fits = true;
+  for (const mx::array& a : arrays) {
+    whole.push_back({a});
+    all.push_back(unjoined(a));
+    const Parts &first = all.front(), &parts = all.back();
+    fits = fits && !parts.empty() && parts.size() == first.size();
+    for (size_t i = 0; fits && i < parts.size(); ++i) {
+      fits = parts[i].shape(0) == first[i].shape(0) && (i + 1 == parts.size() || parts[i].shape(0) % kBand == 0);
+    }
+  }
+  return fits ? all : whole;
+}
+
 // (N, columns) -> (bands, columns, kBand), in huge pages.
-mx::array interleaved(const mx::array& a) {
-  const int rows = a.shape(0), columns = a.shape(1);
-  mx::array out = in_huge_pages({static_cast<int>(bands(rows)), columns, static_cast<int>(kBand)}, a.dtype());
-  if (a.itemsize() == 1) {
-    interleave(Pool::shared(), a.data<uint8_t>(), rows, columns, out.data<uint8_t>());
-  } else if (a.itemsize() == 4) {
-    interleave(Pool::shared(), a.data<uint32_t>(), rows, columns, out.data<uint32_t>());
-  } else {
-    interleave(Pool::shared(), a.data<uint16_t>(), rows, columns, out.data<uint16_t>());
+template <class T>
+mx::array interleaved(const Parts& parts) {
+  int64_t rows = 0;
+  for (const mx::array& part : parts) rows += part.shape(0);
+  const int columns = parts[0].shape(1);
+  mx::array out = in_huge_pages({static_cast<int>(bands(rows)), columns, static_cast<int>(kBand)}, parts[0].dtype());
+  T* to = out.data<T>();
+  for (const mx::array& part : parts) {
+    interleave(Pool::shared(), part.data<T>(), part.shape(0), columns, to);
+    to += int64_t{part.shape(0)} * columns;
   }
   return out;
 }
 
+mx::array interleaved(const Parts& parts) {
+  if (parts[0].itemsize() == 1) return interleaved<uint8_t>(parts);
+  return parts[0].itemsize() == 4 ? interleaved<uint32_t>(parts) : interleaved<uint16_t>(parts);
+}
+
 // The same for data of 5 or 6 bits, which is split into planes first.
-mx::array interleaved_planes(const mx::array& data, int bits) {
-  mx::array planes(allocated(data.nbytes()), data.shape(), mx::uint32);
-  const int64_t columns = data.shape(1);
-  Pool::shared().run(data.shape(0), [&](Tasks& tasks) {
-    while (tasks.next()) {
-      const int64_t at = tasks.index() * columns;
-      split_planes(bits, data.data<uint32_t>() + at, columns, planes.data<uint32_t>() + at);
-    }
-  });
-  return interleaved(planes);
+mx::array interleaved_planes(const Parts& parts, int bits) {
+  Parts all_planes;
+  for (const mx::array& data : parts) {
+    mx::array planes(allocated(data.nbytes()), data.shape(), mx::uint32);
+    const int64_t columns = data.shape(1);
+    Pool::shared().run(data.shape(0), [&](Tasks& tasks) {
+      while (tasks.next()) {
+        const int64_t at = tasks.index() * columns;
+        split_planes(bits, data.data<uint32_t>() + at, columns, planes.data<uint32_t>() + at);
+      }
+    });
+    all_planes.push_back(planes);
+  }
+  return interleaved(all_planes);
 }
 
 // Whether every offset is its scale times -2^(bits - 1), exactly.
@@ -131,28 +170,41 @@ MatrixHandle::MatrixHandle(const mx::array& data, const std::optional<mx::array>
 void MatrixHandle::fill() {
   if (!sources_.has_value()) return;
   const Sources from = *std::exchange(sources_, std::nullopt);
-  std::vector<mx::array> all{from.data};
-  for (const auto* other : {&from.scales, &from.offsets, &from.bias}) {
-    if (other->has_value()) all.push_back(**other);
+  std::vector<mx::array> arrays{from.data};
+  if (from.scales.has_value()) arrays.push_back(*from.scales);
+  if (from.offsets.has_value()) arrays.push_back(*from.offsets);
+  std::vector<Parts> stored;
+  if (view_.rounds()) {
+    stored = in_parts(arrays);
+  } else {
+    for (const mx::array& a : arrays) stored.push_back({a});
   }
+  Parts all;
+  for (const Parts& parts : stored) all.insert(all.end(), parts.begin(), parts.end());
+  if (from.bias.has_value()) all.push_back(*from.bias);
   mx::eval(std::move(all));
-  const auto moved = [&](const mx::array& a) {
-    return view_.rounds() ? interleaved(row_contiguous(a)) : in_huge_pages(row_contiguous(a));
-  };
+  for (Parts& parts : stored) {
+    for (mx::array& part : parts) part = row_contiguous(part);
+  }
+  const auto moved = [&](const Parts& parts) { return view_.rounds() ? interleaved(parts) : in_huge_pages(parts[0]); };
   if (from.offsets.has_value()) {
     auto every = symmetric<Type::f32>;
     if (view_.type == Type::f16) every = symmetric<Type::f16>;
     if (view_.type == Type::bf16) every = symmetric<Type::bf16>;
-    if (!view_.may_be_symmetric() || !every(row_contiguous(*from.scales), row_contiguous(*from.offsets), view_.bits)) {
-      offsets_ = moved(*from.offsets);
+    bool all_symmetric = view_.may_be_symmetric();
+    for (size_t i = 0; all_symmetric && i < stored[1].size(); ++i) {
+      all_symmetric = every(stored[1][i], stored[2][i], view_.bits);
+    }
+    if (!all_symmetric) {
+      offsets_ = moved(stored[2]);
       view_.offsets = offsets_->data<void>();
     }
   }
   if (from.scales.has_value()) {
-    scales_ = moved(*from.scales);
+    scales_ = moved(stored[1]);
     view_.scales = scales_->data<void>();
   }
-  data_ = view_.planed() ? interleaved_planes(row_contiguous(from.data), view_.bits) : moved(from.data);
+  data_ = view_.planed() ? interleaved_planes(stored[0], view_.bits) : moved(stored[0]);
   view_.data = data_->data<void>();
   if (from.bias.has_value()) {
     bias_ = settled(mx::astype(*from.bias, mx::float32, mx::Device(mx::Device::cpu)));

@@ -54,6 +54,30 @@ def test_matrices_are_interleaved_in_bands_of_32_rows(group: int) -> None:
         assert mx.array_equal(moved, bands.swapaxes(1, 2))
 
 
+@pytest.mark.parametrize("bits", [4, 6])
+@pytest.mark.parametrize("rows", [(64, 32, 7), (32, 33, 7), (32, 32)])  # whole bands, and not
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_joined_weights_equal_their_concatenation(bits: int, rows: tuple[int, ...], symmetric: bool) -> None:
+    def quantized(count: int) -> Weight:
+        data, scales, biases = mx.quantize(mx.random.normal((count, 128)), bits=bits, group_size=32)
+        scales = scales.astype(mx.float16)
+        biases = scales * -(2 ** (bits - 1)) if symmetric else biases.astype(mx.float16)
+        return Weight(data, scales, biases, bits=bits, group_size=32)
+
+    parts = [quantized(count).arrays for count in rows]
+    mx.eval(parts)
+    joined = [mx.concatenate(arrays) for arrays in zip(*parts, strict=True)]  # not made: the kernels take the parts
+    whole = [mx.concatenate(arrays) for arrays in zip(*parts, strict=True)]
+    mx.eval(whole)
+    ours, theirs = (
+        native.prepare(Weight(data, scales, biases, bits=bits, group_size=32), mx.float32)
+        for data, scales, biases in (joined, whole)
+    )
+    assert len(ours.arrays) == len(theirs.arrays) == 3 - symmetric
+    for one, other in zip(ours.arrays, theirs.arrays, strict=True):
+        assert mx.array_equal(one, other)
+
+
 @pytest.mark.parametrize("bits", [0, 4, 6])
 @pytest.mark.parametrize("bias", [False, True])
 def test_weights_read_in_a_block_equal_weights_read_immediately(bits: int, bias: bool) -> None:
