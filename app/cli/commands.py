@@ -21,6 +21,7 @@ from headrace.app.cli.standard_streams import OutputError, ReaderGoneError, sile
 from headrace.runtime.config import environment
 from headrace.runtime.errors import HeadraceError, UsageError
 from headrace.runtime.machine.address_space import check_imports
+from headrace.runtime.machine.garbage import importing
 
 PROGRAM = "headrace"
 
@@ -169,7 +170,8 @@ class _LazyGroup(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         module, attribute, _ = _COMMANDS[cmd_name]
-        command = getattr(importlib.import_module(module), attribute)
+        with importing():
+            command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
         _name_numbers(command)
         return command

@@ -83,12 +83,13 @@ def _uninterrupted(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _run() -> int:
+    # All imports are inside the signal handlers, since they take a while.
     from headrace.app.cli.standard_streams import prepare_streams
+    from headrace.runtime.machine.garbage import importing
 
     prepare_streams()
-    from headrace.app.cli.commands import (
-        run_command_line,  # inside the signal handlers, since the import takes a while
-    )
+    with importing():
+        from headrace.app.cli.commands import run_command_line
 
     return run_command_line()
 

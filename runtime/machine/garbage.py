@@ -1,32 +1,30 @@
 """Imports without garbage collection.
 
-Imports make many objects that stay, so collections among them take time and find nothing. `headrace run` and the engine
-process wrap their large imports in `importing`.
+Imports make many objects that stay, so collections among them take time and find nothing. The command line, `headrace
+run` and the engine process wrap their large imports in `importing`.
 
 Guard: tests/runtime/machine/test_garbage.py.
 """
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-_exempt = False  # the objects of the first block are exempt from collections already
 
 
 @contextmanager
 def importing() -> Iterator[None]:
     """Collect no garbage in a block of imports, whose objects stay.
 
-    After the first block of a process, collections do not look at the objects that exist by then.
+    Later collections do not look at the objects that exist by then, if the block imported anything.
     """
-    global _exempt
     enabled = gc.isenabled()
+    num_modules = len(sys.modules)
     gc.disable()
     try:
         yield
     finally:
-        if not _exempt:
+        if len(sys.modules) > num_modules:  # else the objects may be those of a model, which the next one replaces
             gc.freeze()
-            _exempt = True
         if enabled:
             gc.enable()

@@ -61,15 +61,12 @@ class Prompt(Area):
         text: str
         typed: str
 
-    @dataclass
     class SentEmpty(Event):
         """Enter was pressed on an empty line."""
 
-    @dataclass
     class EndOfInput(Event):
         """Ctrl+D on an empty line."""
 
-    @dataclass
     class Interrupted(Event):
         """Ctrl+C with nothing selected."""
 

@@ -76,7 +76,6 @@ class Transcript(Widget, can_focus=True):
         action: str
         message: Message
 
-    @dataclass
     class Left(Event):
         """Posted when the keys go back to the prompt."""
 

@@ -1,6 +1,8 @@
 """No garbage is collected in a block of imports, whose objects are exempt from then on."""
 
 import gc
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +14,11 @@ from headrace.runtime.machine import garbage
 def frozen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Count the exemptions instead of making them."""
     calls: list[int] = []
-    monkeypatch.setattr(garbage, "_exempt", False)
     monkeypatch.setattr(gc, "freeze", lambda: calls.append(1))
     return calls
 
 
-def test_nothing_is_collected_within_a_block(frozen: list[int]) -> None:
+def test_nothing_is_collected_within_a_block() -> None:
     phases: list[str] = []
 
     def note(phase: str, _: Any) -> None:
@@ -38,7 +39,20 @@ def test_nothing_is_collected_within_a_block(frozen: list[int]) -> None:
     finally:
         gc.callbacks.remove(note)
     assert gc.isenabled()
+
+
+def test_a_block_that_imports_something_exempts_its_objects(
+    frozen: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second load of a model imports nothing, and the first model's objects have to stay collectable."""
+    (tmp_path / "imported_in_a_block.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    for _ in range(2):
+        with garbage.importing():
+            import imported_in_a_block  # type: ignore[import-not-found]
+    assert imported_in_a_block.__name__ in sys.modules
     assert frozen == [1]
+    del sys.modules["imported_in_a_block"]
 
 
 def test_collection_that_was_off_stays_off() -> None:
