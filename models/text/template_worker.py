@@ -27,7 +27,8 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 # These limits, and Landlock below, are for a template that breaks out of its sandbox. It can still change permissions
 # and times of files, and limits of other processes. With versions 1 to 5 of Landlock it can also send signals to other
-# processes, and with 1 and 2 empty files. Without Landlock it can do what SECURITY.md lists.
+# processes, and with 1 and 2 empty files. Without Landlock it can do what SECURITY.md lists. Where a kernel has it
+# and a call of it fails, the process ends, and no template is rendered.
 _GIVEN_UP = (
     resource.RLIMIT_CORE,  # a template may crash Python; nobody needs its memory on disk
     resource.RLIMIT_FSIZE,  # no bytes into files; a pipe is none
@@ -118,20 +119,25 @@ def landlock_version() -> int:
 
 
 def _restrict_by_landlock() -> None:
-    """Give up all rights that this kernel's Landlock knows."""
+    """Give up all rights that this kernel's Landlock knows, if it has one. Raises OSError if that fails."""
     version = landlock_version()
     if version == 0:
         return
     import ctypes
 
-    libc = ctypes.CDLL(None)
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def checked(result: int) -> int:
+        if result < 0:
+            error = ctypes.get_errno()
+            raise OSError(error, f"Landlock: {os.strerror(error)}")
+        return result
+
     # A ruleset without rules allows nothing of what it handles. Older kernels accept zeros in fields they do not know.
     handled = (ctypes.c_uint64 * 3)(*_MASKS[min(version, max(_MASKS))])
-    ruleset = libc.syscall(_CREATE_RULESET, handled, ctypes.c_size_t(ctypes.sizeof(handled)), 0)
-    if ruleset < 0:  # no memory, or a filter of system calls
-        return
-    libc.prctl(_NO_NEW_PRIVILEGES, *map(ctypes.c_ulong, (1, 0, 0, 0)))
-    libc.syscall(_RESTRICT_SELF, ruleset, 0)
+    ruleset = checked(libc.syscall(_CREATE_RULESET, handled, ctypes.c_size_t(ctypes.sizeof(handled)), 0))
+    checked(libc.prctl(_NO_NEW_PRIVILEGES, *map(ctypes.c_ulong, (1, 0, 0, 0))))
+    checked(libc.syscall(_RESTRICT_SELF, ruleset, 0))
     os.close(ruleset)
 
 

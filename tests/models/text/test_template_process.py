@@ -449,18 +449,39 @@ def test_an_escaped_template_changes_no_file_and_ends_no_process(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "kept"]
 
 
+def _escaped_program(fault: str) -> str:
+    """Return `_ESCAPED` with a line before it starts."""
+    return _ESCAPED.replace("template_worker.main()", f"{fault}\ntemplate_worker.main()")
+
+
 _NO_CALL = "template_worker._CREATE_RULESET = 1_000_000"
-_NO_RULESET = f"{_NO_CALL}; template_worker.landlock_version = lambda: 1"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Landlock is a part of Linux")
-@pytest.mark.parametrize("fault", [_NO_CALL, _NO_RULESET], ids=["no call", "no ruleset"])
 def test_a_kernel_without_landlock_renders_templates(
+    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(worker, "_PROGRAM", _escaped_program(_NO_CALL))
+    assert {"rename", "signal"} <= _escaped(process, tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Landlock is a part of Linux")
+@pytest.mark.parametrize(
+    "fault",
+    [
+        f"{_NO_CALL}; template_worker.landlock_version = lambda: 1",
+        "template_worker._NO_NEW_PRIVILEGES = 1_000_000; template_worker.landlock_version = lambda: 1",
+        "template_worker._RESTRICT_SELF = 1_000_000; template_worker.landlock_version = lambda: 1",
+    ],
+    ids=["no ruleset", "privileges", "no restriction"],
+)
+def test_no_template_is_rendered_where_landlock_fails(
     process: TemplateProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str
 ) -> None:
-    without_landlock = f"{fault}\ntemplate_worker.main()"
-    monkeypatch.setattr(worker, "_PROGRAM", _ESCAPED.replace("template_worker.main()", without_landlock))
-    assert {"rename", "signal"} <= _escaped(process, tmp_path)
+    monkeypatch.setattr(worker, "_PROGRAM", _escaped_program(fault))
+    with pytest.raises(HeadraceError, match="Landlock") as caught:
+        _escaped(process, tmp_path)
+    assert not isinstance(caught.value, CheckpointError), "it is no fault of the template"
 
 
 def test_the_program_imports_no_jinja() -> None:
