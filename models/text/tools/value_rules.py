@@ -41,7 +41,7 @@ has these rules in Gemma's form, in another order. `pairs` returns `first4x0`.
     value4x1: "[" (value4x1i ("," value4x1i){0,2})? "]"
     value4x1i: "1" | "2"
 
-tests/models/text/tools/test_forms.py and test_round_trip.py guard this.
+Guards: tests/models/text/tools/test_value_rules.py, test_forms.py and test_round_trip.py.
 """
 
 from abc import ABC, abstractmethod

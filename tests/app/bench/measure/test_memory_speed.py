@@ -25,3 +25,5 @@ def test_the_peak_and_the_spread_are_those_of_all_passes() -> None:
     assert spread.passes == COUNT
     assert speed.peak_gb_s == pytest.approx(23)
     assert measurement.bytes_per_second == pytest.approx(23e9)
+    assert (measurement.source, measurement.pass_bytes) == ("bench", 10**9)
+    assert measurement.method == spread.method == "counted"
