@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.app.answer.call import Call
-from headrace.app.answer.openai_form import read_chat
+from headrace.app.answer.openai_form import read_chat, read_completion
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.answer.token_reports import chat_logprobs, text_logprobs
 from headrace.app.engine.events import Done, Prefill
@@ -72,6 +72,15 @@ def test_fields_of_a_chat_request_become_options() -> None:
         logit_bias={5: -100}, max_tokens=9,
     )  # fmt: skip
     assert (given.count, given.stream, given.include_usage, given.logprobs, given.effort) == (3, True, True, 2, "low")
+
+
+def test_an_answer_without_a_limit_may_fill_the_context() -> None:
+    card: Any = SimpleNamespace(thinks=False, thinking_levels=False)
+    for request in (call(), read_completion({"model": "tiny", "prompt": "hello"})):
+        [unlimited] = commands(request, [1], card, AnswerOptions())
+        assert unlimited.options.max_tokens is None
+        [limited] = commands(request, [1], card, AnswerOptions(max_tokens=7))
+        assert limited.options.max_tokens == 7, "the settings file has a limit"
 
 
 @pytest.mark.parametrize("fields", [{"max_tokens": -1, "seed": -1}, {"max_tokens": None, "temperature": None}])
