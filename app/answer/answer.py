@@ -207,7 +207,7 @@ class Answer:
     @property
     def repeats(self) -> bool:
         """True if it has repeated itself for a long time (`app.answer.repetition`)."""
-        return self._repetition.found
+        return self._repetition.repeats
 
     @property
     def end(self) -> Finished:

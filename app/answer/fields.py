@@ -94,9 +94,9 @@ def answer_options(
         if value is None:
             continue
         exclusive = GRAMMARS if name in GRAMMARS else (name,)
-        for own in exclusive:
-            if given.get(own) is not None:
-                raise UsageError(f"{own} excludes the {name} of another field", "give one of them")
+        for option in exclusive:
+            if given.get(option) is not None:
+                raise UsageError(f"{option} excludes the {name} of another field", "give one of them")
     options = AnswerOptions.read(given | dict(more), aliases=aliases)
     if len(options.stop or ()) > MAX_STOPS:
         raise UsageError(f"stop has {len(options.stop or ())} texts, at most {MAX_STOPS} are allowed")

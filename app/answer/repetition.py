@@ -18,23 +18,23 @@ _BETWEEN = 32  # tokens between two checks: one compares up to LONGEST_PERIOD sl
 class RepetitionDetector:
     """The end of one answer, as far as repetition needs it.
 
-    found: True once REPEATED tokens in a row each equalled the token one period before. Tokens are checked in groups,
+    repeats: True once REPEATED tokens in a row each equalled the token one period before. Tokens are checked in groups,
         so it may come up to `_BETWEEN` tokens later.
     """
 
     def __init__(self) -> None:
-        self.found = False
+        self.repeats = False
         self._tail: list[int] = []
         self._check_at = REPEATED
 
     def add(self, tokens: Sequence[int]) -> None:
         """Add the next tokens of the answer."""
-        if self.found:
+        if self.repeats:
             return
         self._tail.extend(tokens)
         if len(self._tail) < self._check_at:
             return
-        self.found = period(self._tail) is not None
+        self.repeats = period(self._tail) is not None
         del self._tail[: -(REPEATED + LONGEST_PERIOD)]
         self._check_at = len(self._tail) + _BETWEEN
 

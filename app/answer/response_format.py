@@ -28,9 +28,9 @@ def format_options(body: Body) -> dict[str, object]:
     Raises UsageError, also if two fields ask: an answer keeps to one form.
     """
     asked = _options_by_field(body)
-    own = [name for name in GRAMMARS if body.get(name) is not None]  # `AnswerOptions` reads these, and refuses two
-    if asked and len(asked) + len(own) > 1:
-        first, second, *_ = [*asked, *own]
+    by_name = [name for name in GRAMMARS if body.get(name) is not None]  # `AnswerOptions` reads these, and refuses two
+    if asked and len(asked) + len(by_name) > 1:
+        first, second, *_ = [*asked, *by_name]
         raise UsageError(f"{first} excludes {second}", "give one of them")
     return next(iter(asked.values()), {})
 

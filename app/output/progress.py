@@ -102,9 +102,9 @@ class NumberedStages:
         self._progress = progress
         self._stage = what
 
-    def begin(self, number: int, of: int, name: str) -> None:
-        """Report the next stage. number: from 1, of `of`."""
-        self._stage = f"{self._what} {number} of {of}: {name}"
+    def begin(self, number: int, total: int, name: str) -> None:
+        """Report the next stage. number: from 1, of `total`."""
+        self._stage = f"{self._what} {number} of {total}: {name}"
         self.tick()
 
     def tick(self) -> None:

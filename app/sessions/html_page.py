@@ -119,9 +119,9 @@ def step_chart(steps: AnswerSteps) -> Chart:
     """Return the chart of an answer's step latencies, at least one. The first, not between tokens, is left out."""
     latencies = steps.latencies_s[1:] or steps.latencies_s
     first = len(steps.latencies_s) - len(latencies)
-    of = Percentiles.of(latencies)
-    assert of is not None
-    top = max(of.p99 * _HEADROOM, 1e-9)
+    percentiles = Percentiles.of(latencies)
+    assert percentiles is not None
+    top = max(percentiles.p99 * _HEADROOM, 1e-9)
     count = min(len(latencies), _WIDTH // 2)
     ends = [round(index * len(latencies) / count) for index in range(count + 1)]
     bars = []
@@ -131,14 +131,14 @@ def step_chart(steps: AnswerSteps) -> Chart:
         text = steps.texts[first + slowest]
         height = max(1.0, min(1.0, latency / top) * _HEIGHT)
         width = _WIDTH / count
-        style = _speed(latency, of.p50)
+        style = _speed(latency, percentiles.p50)
         if text.accepted:
             style += " accepted"
         title = f"step {first + slowest}: {format_seconds(latency)}{_drafted(text)} “{sanitise(text.text)}”"
         bars.append(Bar(index * width, _HEIGHT - height, max(0.5, width * 0.9), height, style, title))
     lines = [
         (name, _HEIGHT - min(1.0, value / top) * _HEIGHT, format_seconds(value))
-        for name, value in (("p50", of.p50), ("p95", of.p95))
+        for name, value in (("p50", percentiles.p50), ("p95", percentiles.p95))
     ]
     return Chart(bars, lines, len(steps.latencies_s), format_seconds(top))
 

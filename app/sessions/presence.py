@@ -22,7 +22,7 @@ class Presence:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: int | None = None
-        self._held: int | None = None  # offset of the locked byte
+        self._offset: int | None = None  # offset of the locked byte
 
     def open(self, session_id: str) -> bool:
         """Lock this session instead of the one before; return whether another process has it open, too."""
@@ -30,9 +30,9 @@ class Presence:
         try:
             if self._file is None:
                 self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-            if self._held not in (None, offset):
-                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, self._held)
-            self._held = offset
+            if self._offset not in (None, offset):
+                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, self._offset)
+            self._offset = offset
             # An exclusive lock is granted only if no other process has a lock there. Then all share it.
             try:
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
@@ -59,4 +59,4 @@ class Presence:
         if self._file is not None:
             with suppress(OSError):
                 os.close(self._file)
-            self._file = self._held = None
+            self._file = self._offset = None

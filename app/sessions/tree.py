@@ -43,10 +43,10 @@ def tree_lines(messages: Sequence[Message], shown: Collection[int]) -> list[Tree
             waiting.append((below[0], depth, lead, lead))
             return
         # A stack: the last child first, so that the first is taken from it first.
-        own, under = "└ ", "  "  # the graph before the child, and before what is below it
+        corner, stem = "└ ", "  "  # the graph before the child, and before what is below it
         for message in reversed(below):
-            waiting.append((message, depth + 1, lead + own, lead + under))
-            own, under = "├ ", "│ "
+            waiting.append((message, depth + 1, lead + corner, lead + stem))
+            corner, stem = "├ ", "│ "
 
     hang(None, 0, "")
     while waiting:

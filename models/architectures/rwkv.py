@@ -57,8 +57,8 @@ def _complete(_fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     first, *others = decoder.layers
     assert first.mixer is not None
     assert first.mixer.time_mix is not None
-    own = replace(first.mixer, time_mix=replace(first.mixer.time_mix, value=0))
-    return replace(decoder, layers=(replace(first, mixer=own), *others))
+    mixer = replace(first.mixer, time_mix=replace(first.mixer.time_mix, value=0))
+    return replace(decoder, layers=(replace(first, mixer=mixer), *others))
 
 
 ROWS = (

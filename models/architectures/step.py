@@ -62,8 +62,8 @@ def _ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, Rope
         # which then get the defaults of `_turns`.
         theta, share = next(iter(sorted(_turns(fields, architecture, kind))), (1e4, 1.0))
         scaling = fields.values.get("rope_scaling") if kind in scaled else None
-        own = Fields({**fields.values, "rope_theta": theta, "rope_scaling": scaling, "rope_parameters": None})
-        ropes.append(full_rope(own, architecture, share=share))
+        of_kind = Fields({**fields.values, "rope_theta": theta, "rope_scaling": scaling, "rope_parameters": None})
+        ropes.append(full_rope(of_kind, architecture, share=share))
     return ropes[0], ropes[1]
 
 

@@ -111,8 +111,8 @@ def open_adapter(path: Path) -> Adapter:
         factors.setdefault(match[1], {})[match[2].lower()] = name
     if not factors:
         raise CheckpointError(f"{file.name} has no tensors")
-    places = sum(module.count(".") + 1 for module in factors)
-    _check_patterns(as_mapping(config.get("alpha_pattern")), _MOST_STEPS // places)
+    num_parts = sum(module.count(".") + 1 for module in factors)
+    _check_patterns(as_mapping(config.get("alpha_pattern")), _MOST_STEPS // num_parts)
     modules = {module: _low_rank(module, names, tensors, scale_of) for module, names in factors.items()}
     base = config.get("base_model_name_or_path") or config.get("model")
     if not isinstance(base, str):

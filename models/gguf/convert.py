@@ -517,8 +517,8 @@ def quantization_section(settings: Mapping[str, Groups]) -> dict[str, object]:
     if not settings:
         return {}
 
-    def entry(of: Groups) -> dict[str, object]:
-        return {"group_size": of.group_size, "bits": of.bits, "mode": of.mode}
+    def entry(groups: Groups) -> dict[str, object]:
+        return {"group_size": groups.group_size, "bits": groups.bits, "mode": groups.mode}
 
     [(common, _)] = Counter(settings.values()).most_common(1)
     section = entry(common) | {module: entry(stored) for module, stored in settings.items() if stored != common}

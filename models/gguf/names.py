@@ -147,13 +147,13 @@ class _Names:
             index=part.index,
         )
 
-    def _order(self, of: OrderOf | None) -> Order | None:
+    def _order(self, order_of: OrderOf | None) -> Order | None:
         """Return an order; layers share it."""
-        if of is None:
+        if order_of is None:
             return None
-        if of not in self._orders:
-            self._orders[of] = of(self._config)
-        return self._orders[of]
+        if order_of not in self._orders:
+            self._orders[order_of] = order_of(self._config)
+        return self._orders[order_of]
 
     def _kinds(self, config: Config) -> list[tuple[str, ...]]:
         """Return the groups of each layer."""

@@ -503,8 +503,8 @@ class Model(nn.Module):  # type: ignore[misc]
     @property
     def cast_predicate(self) -> Callable[[str], bool]:
         """Return whether a parameter may be converted to half precision, by its name."""
-        kept = (".attn_hc.", ".ffn_hc.", ".hc_head.", ".attn_sink", ".e_score_correction_bias", ".ape")
-        return lambda name: not any(part in name for part in kept)
+        exact = (".attn_hc.", ".ffn_hc.", ".hc_head.", ".attn_sink", ".e_score_correction_bias", ".ape")
+        return lambda name: not any(part in name for part in exact)
 
     def published_format(self, path: str, module: nn.Module) -> bool | dict[str, object]:
         """Return the format of a published module in MLX's terms, False for a plain one."""

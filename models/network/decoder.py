@@ -558,8 +558,8 @@ class Decoder:
         attended = kv.attend(index, projected, spec)
         to_first = kv.attend(index % len(self.config.stored), [queries], gate.first)
         shares = loop_gates(self._ops, queries, gate, kv.rows)  # (1, N, H, 1), of the first loop
-        first, own = (heads.reshape(*shares.shape[:3], -1) for heads in (to_first, attended))  # (1, N, H, D)
-        return (shares * first + (1 - shares) * own).reshape(attended.shape)
+        first, this = (heads.reshape(*shares.shape[:3], -1) for heads in (to_first, attended))  # (1, N, H, D)
+        return (shares * first + (1 - shares) * this).reshape(attended.shape)
 
     def _scan(self, kv: KVPass, index: int, x: mx.array, scan: ScanWeights) -> mx.array:
         """Mix tokens by a convolution and a selective scan (Mamba).

@@ -47,10 +47,10 @@ class TokenHistory:
 
 def first_tokens(pieces: list[mx.array], length: int) -> list[mx.array]:
     """Return the first `length` tokens of pieces (1, T)."""
-    kept: list[mx.array] = []
+    first: list[mx.array] = []
     for piece in pieces:
         if length <= 0:
             break
-        kept.append(piece[:, :length])
+        first.append(piece[:, :length])
         length -= piece.shape[1]
-    return kept
+    return first

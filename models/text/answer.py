@@ -101,7 +101,7 @@ class AnswerText:
         section = ""
         content = ""
         calls: tuple[ToolCall, ...] = ()
-        if self._matcher.found is None:
+        if self._matcher.matched is None:
             cut = finished.reason != "stop"
             text = self._detokenizer.finish(cut=cut)
             if self._tools is not None:
@@ -112,7 +112,7 @@ class AnswerText:
             content = certain + remaining
             if self._has_stops:
                 text = section + content
-        stop_string = self._matcher.found
+        stop_string = self._matcher.matched
         if stop_string is not None:
             finished = replace(finished, reason="stop", stop_id=None, stop_string=stop_string)
         if self._splitter.has_section and self._counts_section:

@@ -193,8 +193,8 @@ class _SentencePieceRules:
     def read(cls, steps: list[dict[str, Any]]) -> "_SentencePieceRules | None":
         """Return None unless the steps are [Replace|Metaspace, ByteFallback?, Fuse?, Strip?]."""
         order = {"Replace": 0, "Metaspace": 0, "ByteFallback": 1, "Fuse": 2, "Strip": 3}
-        places = [order.get(step["type"], -1) for step in steps]
-        if not places or places[0] != 0 or places != sorted(set(places)):
+        positions = [order.get(step["type"], -1) for step in steps]
+        if not positions or positions[0] != 0 or positions != sorted(set(positions)):
             return None
         by_type = {step["type"]: step for step in steps}
         first = steps[0]

@@ -16,7 +16,7 @@ class StopMatcher:
 
     Time per piece: its length times that of the stop strings, and the square of the longest one.
 
-    found: the stop string that ended the text.
+    matched: the stop string that ended the text.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
@@ -25,11 +25,11 @@ class StopMatcher:
         if "" in self._stops:
             raise UsageError("a stop string cannot be empty")
         self._pending = ""  # text that is held back
-        self.found: str | None = None
+        self.matched: str | None = None
 
     def feed(self, text: str) -> tuple[str, bool]:
         """Return the text before any possible stop string, and whether one was found."""
-        if self.found is not None:
+        if self.matched is not None:
             return "", True
         if not self._stops:
             return text, False
@@ -39,7 +39,7 @@ class StopMatcher:
         # A stop string that begins after `certain` waits: one that begins at `certain` may still become complete.
         if stop is not None and start <= certain:
             self._pending = ""
-            self.found = stop
+            self.matched = stop
             return text[:start], True
         self._pending = text[certain:]
         return text[:certain], False
@@ -49,8 +49,8 @@ class StopMatcher:
         pending = self._pending
         self._pending = ""
         start, stop = self._first(pending)
-        self.found = stop or self.found
-        return pending[:start], self.found is not None
+        self.matched = stop or self.matched
+        return pending[:start], self.matched is not None
 
     def _first(self, text: str) -> tuple[int, str | None]:
         """Return the earliest stop string and its place; the text's length and None without one."""

@@ -298,13 +298,13 @@ def check_charsmap(data: bytes) -> None:
     # The trie level by level: in each round, all nodes that are as far from the root.
     while len(nodes):
         seen[nodes] = True
-        places = (nodes ^ bases[nodes])[:, None] ^ np.arange(256)  # (nodes, 256): target of each byte, 0 is the value
-        if places.max() >= len(units):
+        targets = (nodes ^ bases[nodes])[:, None] ^ np.arange(256)  # (nodes, 256): target of each byte, 0 is the value
+        if targets.max() >= len(units):
             raise ValueError("the character map points outside of itself")
-        values = units[places[:, 0]][(units[nodes] >> 8) & 1 == 1] & 0x7FFFFFFF
+        values = units[targets[:, 0]][(units[nodes] >> 8) & 1 == 1] & 0x7FFFFFFF
         if len(values) and (values.max() >= len(begins) or not begins[values].all()):
             raise ValueError("the character map points outside of its texts")
-        next_nodes = places[:, 1:][labels[places[:, 1:]] == np.arange(1, 256)]
+        next_nodes = targets[:, 1:][labels[targets[:, 1:]] == np.arange(1, 256)]
         nodes = np.unique(next_nodes[~seen[next_nodes]])
 
 

@@ -140,18 +140,18 @@ def _tokens_along(codes: Places, first: Places, lengths: Places, *, step: int) -
     codes: the text's characters. first: the place where each token begins, or with step -1 its last character, from
     where the parts grow to the left. lengths: of the tokens.
     """
-    found = np.full(len(codes), -1)
+    tokens = np.full(len(codes), -1)
     longer = np.flatnonzero(lengths)  # the tokens of at least `length` characters
     part = np.zeros(len(longer), np.int64)  # a number for the part of each of them so far, the same for equal parts
     length = 1
     while len(longer):
-        places = first[longer] + step * (length - 1)
-        part = np.unique(part << _CODE_BITS | codes[places], return_inverse=True)[1]
+        positions = first[longer] + step * (length - 1)
+        part = np.unique(part << _CODE_BITS | codes[positions], return_inverse=True)[1]
         is_whole = lengths[longer] == length
         token_of = np.full(len(longer), -1)
         token_of[part[is_whole]] = longer[is_whole]
-        found[places] = token_of[part]
+        tokens[positions] = token_of[part]
         longer = longer[~is_whole]
         part = part[~is_whole]
         length += 1
-    return found
+    return tokens

@@ -59,16 +59,16 @@ def _in_our_words(complaint: str) -> str:
     text, _, path = complaint.partition(" - at `$")
     path = path.removesuffix("`").removeprefix(".")
     subject = path or "the document"
-    if found := _KEY.fullmatch(text):
-        problem, key = found.groups()
+    if match := _KEY.fullmatch(text):
+        problem, key = match.groups()
         if problem == "contains unknown":
             return f"{subject} has the unknown key {key:.60}"
         return f"{path}.{key} is missing".removeprefix(".")
-    if found := _TYPE.fullmatch(text):
-        wanted, given = found.groups()
+    if match := _TYPE.fullmatch(text):
+        wanted, given = match.groups()
         return f"{subject} must be {_nouns(wanted)}, not {_nouns(given)}"
-    if found := _RANGE.fullmatch(text):
-        relation, bound = found.groups()
+    if match := _RANGE.fullmatch(text):
+        relation, bound = match.groups()
         return f"{subject} must be {_RELATIONS[relation].format(_plain(bound))}"
     return f"{subject} has no usable value"
 

@@ -47,7 +47,7 @@ class LoadSampler:
         self._clock = clock
         self._sensors = sensors_of(backend)
         self._last: _LoadSample | None = None
-        self._own: dict[int, float] = {}  # CPU seconds by process
+        self._cpu_seconds: dict[int, float] = {}  # CPU seconds by process
         self._all: dict[int, float] = {}  # CPU seconds by process, of all processes, while contended
         self._busiest = ""
 
@@ -69,13 +69,13 @@ class LoadSampler:
                 spent = _spent(psutil.Process(pid))
                 if spent is not None:
                     seconds[pid] = spent
-        mine = sum(spent - self._own[pid] for pid, spent in seconds.items() if pid in self._own)
+        mine = sum(spent - self._cpu_seconds[pid] for pid, spent in seconds.items() if pid in self._cpu_seconds)
 
         # The counters of this call are those that the next one compares with.
         readings = self._sensors()
         last = self._last
         self._last = _LoadSample(now, busy, readings)
-        self._own = seconds
+        self._cpu_seconds = seconds
         if last is None or now <= last.at:
             return None
 

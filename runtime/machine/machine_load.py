@@ -73,7 +73,7 @@ class CPUMeter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """own_pids: other processes of this program."""
-        self._own = own_pids
+        self._own_pids = own_pids
         self._read = read
         self._clock = clock
         self._began = self._now()
@@ -103,7 +103,7 @@ class CPUMeter:
         tick = os.sysconf("SC_CLK_TCK")
         user, nice, system, _idle, _iowait, *others = (int(ticks) / tick for ticks in ticks_of_all)
         busy = user + nice + system + sum(others[:3])  # irq, softirq and stolen time; guests are in `user`
-        own_s = time.process_time() + sum(_spent(self._read(f"/proc/{pid}/stat")) / tick for pid in self._own)
+        own_s = time.process_time() + sum(_spent(self._read(f"/proc/{pid}/stat")) / tick for pid in self._own_pids)
         return _Counts(self._clock(), cpus, busy, own_s)
 
 

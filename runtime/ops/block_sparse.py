@@ -116,7 +116,7 @@ def _block_scores(ops: "Ops", queries: mx.array, keys: Weight, positions: mx.arr
     missing = -scores.shape[-1] % chooser.block
     scores = mx.pad(scores, [(0, 0), (0, 0), (0, missing)], constant_values=-mx.inf)
     scores = scores.reshape(rows, heads, -1, chooser.block).max(axis=-1)
-    own = (positions // chooser.block)[:, None, None]
+    query_block = (positions // chooser.block)[:, None, None]
     block = mx.arange(scores.shape[-1])
-    is_local = (block <= own) & (block > own - chooser.local)
+    is_local = (block <= query_block) & (block > query_block - chooser.local)
     return mx.where(is_local, mx.inf, scores)

@@ -90,8 +90,8 @@ def _scores(logits: mx.array, m: Mixture, runs: Mapping[str, Callable[..., Any]]
         scores = mx.softmax(wide, axis=-1)
     if m.correction is not None:
         return scores, scores + m.correction
-    groups, kept = m.groups
-    if kept < groups:  # sums of groups are of scores
+    groups, num_used = m.groups
+    if num_used < groups:  # sums of groups are of scores
         return scores, scores
     return scores, wide  # logits are without the ties of rounded scores
 

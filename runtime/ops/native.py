@@ -496,8 +496,8 @@ def attend_pass(qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -
     if plan is None:
         return reference.attend_pass(qkv, rows, layer, spec)
     # No token of the pass is chosen, as in most chunks of a prompt: the last layer appends K/V only.
-    appends_only = rows.wanted == 0 and layer + 1 == len(rows.store.places)  # its result is not used
-    group, index = rows.store.places[layer]
+    appends_only = rows.wanted == 0 and layer + 1 == len(rows.store.locations)  # its result is not used
+    group, index = rows.store.locations[layer]
     return kernels.attend_pass(mx.concatenate(qkv, axis=-1), native_pass(rows), group, index, plan, appends_only)
 
 
@@ -579,7 +579,7 @@ class _Fused:
         return kernels.layers_pass(
             x,
             native_pass(rows),
-            rows.store.places[layers],
+            rows.store.locations[layers],
             self._plans,
             states,
             kept_rows,

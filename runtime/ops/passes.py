@@ -8,7 +8,7 @@ slabs; a sequence's block tables list its blocks. The pool in `runtime.kv` assig
 
 `runtime.kv.paged` makes a `Pass` for `Ops.attend_pass` and `LayersNode.run_pass`. To find an entry: position // BLOCK
 is an index in the table of the layer's group, the id there gives slab and block (`KVGroup.find`), and
-`KVStore.places` the layer's index in them.
+`KVStore.locations` the layer's index in them.
 L = layers of a group, Hkv = key/value heads, D = head dimension.
 
 Guard: tests/runtime/ops/test_passes.py.
@@ -100,12 +100,12 @@ class KVStore:
             for kind, layers in grouped(kinds).items()
         ]
         # Per layer: (group, index in the group); (-1, -1) without K/V.
-        self.places = [(-1, -1)] * len(kinds)
+        self.locations = [(-1, -1)] * len(kinds)
         for number, group in enumerate(self.groups):
             for index, layer in enumerate(group.layers):
-                self.places[layer] = number, index
+                self.locations[layer] = number, index
         if sources:
-            self.places = [self.places[source] for source in sources]
+            self.locations = [self.locations[source] for source in sources]
 
     def block(self, group: int, block: int) -> mx.array:
         """Return a block's entries lazily; evaluate them before the block is overwritten."""

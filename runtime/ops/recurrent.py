@@ -240,5 +240,5 @@ def _wkv(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.ar
         state = state * w[t, :, None, :] + replaced + v[t, ..., None] * k[t, :, None, :]
         ys.append((state @ r[t, ..., None])[..., 0])
     y = mx.fast.layer_norm(mx.stack(ys), None, None, spec.norm_eps) * heads.norm + heads.norm_bias  # (T, Hv, Dv)
-    own = (r * k * heads.bonus).sum(axis=-1, keepdims=True) * v
-    return ((y + own) * gate).reshape(1, count, -1), state.flatten()
+    bonus = (r * k * heads.bonus).sum(axis=-1, keepdims=True) * v
+    return ((y + bonus) * gate).reshape(1, count, -1), state.flatten()

@@ -301,7 +301,7 @@ def attend_pass(qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -
     go to the store's slabs, which are replaced. Raises ValueError if a table is too short, lacks a visible block or
     has an unknown block.
     """
-    group, index = rows.store.places[layer]
+    group, index = rows.store.locations[layer]
     kv = rows.store.groups[group]
     outs = []
     row = 0
@@ -317,8 +317,8 @@ def attend_pass(qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -
             raise ValueError("block table is too short for its sequence")
         if min(table[first:last]) < 0:
             raise ValueError("block table lacks a block that its sequence sees")
-        places = [kv.find(block) for block in table[first:last]]
-        gathered = mx.concatenate([kv.slabs[slab][at, index] for slab, at in places], axis=2)  # (2, Hkv, entries, D)
+        locations = [kv.find(block) for block in table[first:last]]
+        gathered = mx.concatenate([kv.slabs[slab][at, index] for slab, at in locations], axis=2)  # (2, Hkv, entries, D)
         out, *appended = attend(
             sequence_qkv, gathered[0:1], gathered[1:2], sequence.offset, spec, first * BLOCK, sequence.phase
         )
@@ -328,7 +328,7 @@ def attend_pass(qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -
         for position in range(sequence.offset // BLOCK * BLOCK, end, BLOCK):
             begin = max(position, sequence.offset)
             stop = min(position + BLOCK, end)
-            slab, at = places[position // BLOCK - first]
+            slab, at = locations[position // BLOCK - first]
             entries = [half[0, :, begin - first * BLOCK : stop - first * BLOCK] for half in appended]
             kv.slabs[slab][at, index, :, :, begin - position : stop - position] = mx.stack(entries)
     return mx.concatenate(outs, axis=1)

@@ -23,17 +23,17 @@ class SlotRows:
     """
 
     def __init__(self, slots: list[int], offsets: list[int], firsts: list[int], spec: AttentionSpec) -> None:
-        places = [offset - first for offset, first in zip(offsets, firsts, strict=True)]
+        positions = [offset - first for offset, first in zip(offsets, firsts, strict=True)]
         begins = [max(0, spec.first_seen(offset) - first) for offset, first in zip(offsets, firsts, strict=True)]
         self.read = max(slots) + 1  # S
         self.begin = min(begins)  # first row of the buffer that any sequence sees
-        self.end = max(places) + 1  # row after the last that any sequence writes
-        self.place = places[0] if _all_equal(places) else None  # that all rows write to; None if they differ
+        self.end = max(positions) + 1  # row after the last that any sequence writes
+        self.position = positions[0] if _all_equal(positions) else None  # that all rows write to; None if they differ
         self.offset = offsets[0] if _all_equal(offsets) else mx.array(offsets, mx.int32)
         self.in_order = slots == list(range(self.read))
         # All indices have the type of MLX's own: else each layer casts them.
         self.slots = mx.array(slots, mx.uint32)
-        self.places = mx.array(places, mx.uint32)
+        self.positions = mx.array(positions, mx.uint32)
         # Attention reads slots 0 to S - 1, so queries are gathered by slot, and outputs by row.
         rows = [0] * self.read  # by slot; any row for a slot without one
         for row, slot in enumerate(slots):
@@ -42,10 +42,10 @@ class SlotRows:
         # An array mask disables MLX's fused attention on CUDA; on Metal, vector attention skips masked keys. No mask is
         # needed for sequences of equal length.
         self._visible: mx.array | None = None  # (S, end - begin)
-        if self.place is None or not _all_equal(begins):
+        if self.position is None or not _all_equal(begins):
             entries = mx.arange(self.begin, self.end, dtype=mx.uint32)
             first = mx.array(begins, mx.uint32)[self.rows, None]
-            last = self.places[self.rows, None]
+            last = self.positions[self.rows, None]
             self._visible = (entries >= first) & (entries <= last)
         self._masks: dict[int, mx.array] = {}  # by number of query heads
         self._heads: dict[int, mx.array] = {}
@@ -85,13 +85,13 @@ def attend_slots(
         k = k.astype(keys.dtype)
         v = v.astype(values.dtype)
         # One slice, where all rows write the same position; else an index (slot, head, position) for each row.
-        if rows.in_order and rows.place is not None:
-            keys[: rows.read, :, rows.place : rows.place + 1] = k
-            values[: rows.read, :, rows.place : rows.place + 1] = v
+        if rows.in_order and rows.position is not None:
+            keys[: rows.read, :, rows.position : rows.position + 1] = k
+            values[: rows.read, :, rows.position : rows.position + 1] = v
         else:
-            places = rows.slots[:, None], rows.heads(spec.kv_heads), rows.places[:, None]
-            keys[places] = k[:, :, 0]
-            values[places] = v[:, :, 0]
+            positions = rows.slots[:, None], rows.heads(spec.kv_heads), rows.positions[:, None]
+            keys[positions] = k[:, :, 0]
+            values[positions] = v[:, :, 0]
     seen_keys = keys[: rows.read, :, rows.begin : rows.end].astype(q.dtype)
     seen_values = values[: rows.read, :, rows.begin : rows.end].astype(q.dtype)
     if not rows.in_order:

@@ -107,9 +107,9 @@ def context_chart(
     highest = [expected_rate(cost, peak_gb_s, 0, flops_per_second), *(rate for _, rate in measured)]
     if achieved_gb_s is not None:  # accepted draft tokens exceed the peak
         highest.append(expected_rate(cost, achieved_gb_s, 0))
-    top, places = even_ticks(max(highest) * _FULL, rows, _ROWS_A_TICK)
+    top, tick_lines = even_ticks(max(highest) * _FULL, rows, _ROWS_A_TICK)
     names = [""] * rows
-    for (line, _), label in zip(places, labels([value for _, value in places]), strict=True):
+    for (line, _), label in zip(tick_lines, labels([value for _, value in tick_lines]), strict=True):
         names[rows - 1 - line] = label
     left = max(len(name) for name in names) + 1
     scale = _ContextAxes(top, span, width - left, rows)

@@ -77,13 +77,13 @@ def labels(values: Sequence[float]) -> list[str]:
     return [f"{value:,.{decimals}f}" for value in values]
 
 
-def marked(places: Sequence[tuple[int, str]], width: int) -> str:
+def marked(marks: Sequence[tuple[int, str]], width: int) -> str:
     """Return a line below a chart: `╵` at each of the columns and a label right of it, left of it where the line ends.
 
-    places: (column, label) from the left. One that would run into the one before is left out.
+    marks: (column, label) from the left. One that would run into the one before is left out.
     """
     line = ""
-    for column, label in places:
+    for column, label in marks:
         start = column
         text = f"╵{label}"
         if column + len(text) > width:

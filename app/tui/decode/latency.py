@@ -143,7 +143,7 @@ class LatencySection(Section):
         marked_step = None
         if self.cursor is not None:
             marked_step = max(0, len(steps) - 1 - self.cursor)
-        return StepTexts(steps, metrics.texts, window.of.p50, marked_step).lines(self._layout, width, count)
+        return StepTexts(steps, metrics.texts, window.percentiles.p50, marked_step).lines(self._layout, width, count)
 
     def _foot(self, metrics: LiveMetrics, width: int, *, has_text: bool) -> list[Content]:
         """Return the record of the cursor's step; without a cursor, the colours of a text."""
@@ -187,18 +187,18 @@ def latency_chart(window: LatencyWindow, width: int, height: int, cursor: int | 
     rows = height
     if height > _NUMBERS_FROM:
         rows -= 1
-    of = window.of
-    high = of.p99
-    if of.p50 > 0:
-        high = min(of.p99 * HEADROOM, STALL * of.p50)
-    top_ms, places = even_ticks(max(high, _LEAST_S) * 1e3, rows, _ROWS_A_TICK)
+    percentiles = window.percentiles
+    high = percentiles.p99
+    if percentiles.p50 > 0:
+        high = min(percentiles.p99 * HEADROOM, STALL * percentiles.p50)
+    top_ms, tick_lines = even_ticks(max(high, _LEAST_S) * 1e3, rows, _ROWS_A_TICK)
     top = top_ms / 1e3
     # The bars, with dotted lines through them at the percentiles.
     histogram_width = _histogram_cells(width)
     room = _bar_cells(width)
     shown = window.latencies_s[-2 * room :]
     drawn = bars(shown, top, room, rows)
-    for value, every in ((of.p95, 4), (of.p50, 2)):
+    for value, every in ((percentiles.p95, 4), (percentiles.p50, 2)):
         if value <= top:
             drawn = dotted(drawn, dots_of(value, top, rows) - 1, every)
     too_high = {room - 1 - back // 2 for back, latency in enumerate(reversed(shown)) if latency > top}
@@ -206,9 +206,9 @@ def latency_chart(window: LatencyWindow, width: int, height: int, cursor: int | 
     counts = histogram(shown, top, rows)
     max_count = max(counts)
     lines = []
-    for row, (name, text) in enumerate(zip(_names(of, top, rows, places), drawn, strict=True)):
+    for row, (name, text) in enumerate(zip(_names(percentiles, top, rows, tick_lines), drawn, strict=True)):
         # By the row's lower end, so that all in a coloured row is as slow as its colour says.
-        style = colour((rows - row - 1) / rows * top, of.p50)
+        style = colour((rows - row - 1) / rows * top, percentiles.p50)
         body = Content.styled(text, style)
         if row == 0:
             for column in too_high:
@@ -260,13 +260,13 @@ def colour(latency_s: float, p50: float) -> str:
     return _COLOURS[nearness(latency_s, p50)]
 
 
-def _names(of: Percentiles, top: float, rows: int, places: Sequence[tuple[int, float]]) -> list[str]:
+def _names(percentiles: Percentiles, top: float, rows: int, tick_lines: Sequence[tuple[int, float]]) -> list[str]:
     """Return the labels left of each line: percentiles with their values, else round milliseconds at `places`."""
     room = _AXIS - 1
     names = [" " * room] * rows
-    for (line, _), label in zip(places, labels([value for _, value in places]), strict=True):
+    for (line, _), label in zip(tick_lines, labels([value for _, value in tick_lines]), strict=True):
         names[rows - 1 - line] = f"{label:>{room}}"
-    for value, label in ((of.p95, "p95"), (of.p50, "p50")):
+    for value, label in ((percentiles.p95, "p95"), (percentiles.p50, "p50")):
         if rows > 2 and value <= top:
             row = rows - 1 - max(0, dots_of(value, top, rows) - 1) // 4
             number = format_milliseconds(value)
@@ -279,8 +279,8 @@ def _names(of: Percentiles, top: float, rows: int, places: Sequence[tuple[int, f
 def _numbers(newest: int, room: int) -> str:
     """Round step numbers below their steps."""
     oldest = max(1, newest - 2 * room + 1)
-    places = ticks(oldest, newest, max(1, min(room // _CELLS_A_TICK, newest - oldest)))
-    named = zip(places, labels(places), strict=True)
+    marked_steps = ticks(oldest, newest, max(1, min(room // _CELLS_A_TICK, newest - oldest)))
+    named = zip(marked_steps, labels(marked_steps), strict=True)
     return marked([(room - 1 - (newest - round(position)) // 2, label) for position, label in named], room)
 
 
@@ -304,8 +304,13 @@ def _cause_line(stalls: Iterable[str], width: int) -> Content:
 def _percentiles(window: LatencyWindow, width: int) -> Content:
     """Return the percentiles in the place of a chart."""
     gap = "  " if width >= 44 else " "
-    of = window.of
+    percentiles = window.percentiles
     pieces: list[tuple[str, str]] = []
-    for name, value in (("p50", of.p50), ("p95", of.p95), ("p99", of.p99), ("max", of.max)):
+    for name, value in (
+        ("p50", percentiles.p50),
+        ("p95", percentiles.p95),
+        ("p99", percentiles.p99),
+        ("max", percentiles.max),
+    ):
         pieces += [(f"{name} ", "$quiet"), (f"{format_milliseconds(value)}{gap}", "bold")]
     return Content.assemble(*pieces).truncate(width)

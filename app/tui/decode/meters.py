@@ -137,11 +137,11 @@ def _speed(metrics: LiveMetrics) -> Meter:
 
 def _step(metrics: LiveMetrics) -> Meter:
     """Return the median time of a step, with p95 and p99 in the place of a bar."""
-    of = metrics.latencies
-    if of is None:
+    latencies = metrics.latencies
+    if latencies is None:
         return Meter("step", "–", None, (), ("time of a step: after the second one", "after two steps"))
-    p95 = format_milliseconds(of.p95)
-    p99 = format_milliseconds(of.p99)
+    p95 = format_milliseconds(latencies.p95)
+    p99 = format_milliseconds(latencies.p99)
     under = f"│ 95 % of {len(metrics.latency_steps):,} steps under {p95:>4}, 99 % under {p99:>4} ms"
     texts = (
         f"{under} · {metrics.figures.tokens / metrics.figures.sequences:.1f} tokens a step",
@@ -150,7 +150,7 @@ def _step(metrics: LiveMetrics) -> Meter:
         f"p95 {p95:>4} p99 {p99:>4}",
         f"p95 {p95:>4}",
     )
-    return Meter("step", f"{format_milliseconds(of.p50)} ms p50", None, (), texts)
+    return Meter("step", f"{format_milliseconds(latencies.p50)} ms p50", None, (), texts)
 
 
 def _cache(metrics: LiveMetrics) -> Meter:
@@ -172,8 +172,8 @@ def _cache(metrics: LiveMetrics) -> Meter:
     if not whole:
         return Meter("cache", format_bytes(used), 0.0, (short,))
     share = _percent(used / whole)
-    of = f"{share} of {format_bytes(whole)}"
-    return Meter("cache", format_bytes(used), used / whole, (f"{of}: {tokens}", f"{of} · {short}", of))
+    filled = f"{share} of {format_bytes(whole)}"
+    return Meter("cache", format_bytes(used), used / whole, (f"{filled}: {tokens}", f"{filled} · {short}", filled))
 
 
 def _memory(metrics: LiveMetrics) -> Meter:
@@ -189,16 +189,16 @@ def _memory(metrics: LiveMetrics) -> Meter:
     value = f"{three_digits(achieved)} GB/s"
     if base is None:
         return Meter("memory", value, 0.0, ("bandwidth not measured yet", "not measured yet"))
-    of = three_digits(base)
+    limit = three_digits(base)
     if share is None:
-        return Meter("memory", value, 0.0, (f"of the {of}{_CAN_DO}", f"of {of}"))
+        return Meter("memory", value, 0.0, (f"of the {limit}{_CAN_DO}", f"of {limit}"))
     if share > ABOVE_PEAK:
-        return Meter("memory", value, share, _of_peak(share, of), is_doubtful=True)
+        return Meter("memory", value, share, _of_peak(share, limit), is_doubtful=True)
     if metrics.busy:
         part = _percent(share)
-        busy = (f"{part} of {of} (busy: other programs)", f"{part} of {of} (busy)", f"{part} (busy)")
+        busy = (f"{part} of {limit} (busy: other programs)", f"{part} of {limit} (busy)", f"{part} (busy)")
         return Meter("memory", value, share, busy, is_doubtful=True)
-    return Meter("memory", value, share, _of_peak(share, of))
+    return Meter("memory", value, share, _of_peak(share, limit))
 
 
 def state(metrics: LiveMetrics, width: int) -> Content:

@@ -173,18 +173,18 @@ def heights(sections: Sequence[Wanted], height: int) -> list[int]:
     return rows
 
 
-class _Places(Layout):
-    """Places that the container has planned."""
+class _PlannedLayout(Layout):
+    """Regions that the container has planned."""
 
-    name = "places"
+    name = "planned"
 
     def arrange(self, parent: Widget, children: list[Widget], size: Size, greedy: bool = True) -> list[WidgetPlacement]:  # noqa: ARG002
         parent.pre_layout(self)
         assert isinstance(parent, Sections)
         return [
-            WidgetPlacement(parent.places[child.id or ""], NULL_OFFSET, NULL_SPACING, child)
+            WidgetPlacement(parent.regions[child.id or ""], NULL_OFFSET, NULL_SPACING, child)
             for child in children
-            if child.id in parent.places
+            if child.id in parent.regions
         ]
 
 
@@ -195,19 +195,19 @@ class Sections(Widget, can_focus=False):
         """without: names of sections that the screen shows elsewhere."""
         super().__init__()
         self.metrics = metrics
-        self.places: dict[str, Region] = {}
+        self.regions: dict[str, Region] = {}
         self._sections = [kind(metrics) for kind in SECTIONS if kind.NAME not in without]
         for section in self._sections:
             section.border_title = numbered_title(section)
         self._first: tuple[str, ...] = ()
-        self._by_plan = _Places()
+        self._by_plan = _PlannedLayout()
 
     def compose(self) -> ComposeResult:
         yield from self._sections
 
     def render(self) -> Content:
         """Return the text in the place of sections, before the first answer."""
-        if self.places:
+        if self.regions:
             return Content("")
         lines = Content.styled(_BEFORE, "$quiet").wrap(max(1, self.size.width - 4))
         return Content("\n").join(line.pad_left(2) for line in lines)
@@ -219,7 +219,7 @@ class Sections(Widget, can_focus=False):
     @property
     def shown(self) -> list[Section]:
         """The sections on the screen, the most important first."""
-        return [section for section in self._ordered if section.NAME in self.places]
+        return [section for section in self._ordered if section.NAME in self.regions]
 
     @property
     def is_asked(self) -> bool:
@@ -269,12 +269,12 @@ class Sections(Widget, can_focus=False):
                 min_lines = max(min_lines, min(usual_lines, self.size.height))
             is_spare = name in SPARE and name not in self._first
             wanted.append(Wanted(name, min_lines, usual_lines, section.MAX_LINES, section.IS_CHART, is_spare))
-        places = plan(wanted, self.size)
-        if places != self.places:
-            self.places = places
+        regions = plan(wanted, self.size)
+        if regions != self.regions:
+            self.regions = regions
             self.refresh()
             for section in self._sections:
-                section.display = section.NAME in places
+                section.display = section.NAME in regions
             self._sections[0].refresh(layout=True)  # a section: that forgets the places known before
 
 

@@ -35,16 +35,16 @@ class TokenLines:
     def __init__(self) -> None:
         self.starts = [0]
         """The first step of each line."""
-        self._of: Sequence[StepText] = ()  # the answer that is laid out
+        self._texts: Sequence[StepText] = ()  # the answer that is laid out
         self._width = 0
         self._used = 0  # cells of the last line
         self._done = 0  # steps that are laid out
 
     def update(self, texts: Sequence[StepText], width: int) -> None:
         """Lay out the steps of an answer at this width."""
-        if texts is not self._of or width != self._width:
+        if texts is not self._texts or width != self._width:
             self.starts = [0]
-            self._of = texts
+            self._texts = texts
             self._width = width
             self._used = 0
             self._done = 0

@@ -75,8 +75,8 @@ class AnswerRow(Struct):
     @property
     def dropped_s(self) -> float:
         """Seconds of decode steps that `records` no longer has."""
-        kept = sum(record.latency_s for record in self.records if record.index)
-        return max(0.0, self.totals.seconds - kept)
+        kept_s = sum(record.latency_s for record in self.records if record.index)
+        return max(0.0, self.totals.seconds - kept_s)
 
     @property
     def itl(self) -> Percentiles | None:
@@ -110,17 +110,19 @@ class TurnAnswers:
     cost: for the FLOPs of steps.
     """
 
-    def __init__(self, ids: Sequence[int] | None = None, cost: StepCost | None = None, most: int | None = None) -> None:
+    def __init__(
+        self, ids: Sequence[int] | None = None, cost: StepCost | None = None, max_rows: int | None = None
+    ) -> None:
         """Begin the turn.
 
         ids: of several answers; None: the turn has one answer, of any id.
-        most: rows of an endless turn, which any answer joins; None: the turn has the answers `ids`.
+        max_rows: rows of an endless turn, which any answer joins; None: the turn has the answers `ids`.
         """
         self.is_several = ids is not None
         self._rows = {generation: AnswerRow(number) for number, generation in enumerate(ids or (), 1)}
         if ids is None:
             self._rows = {_ANY: AnswerRow(1)}
-        self._most = most
+        self._max_rows = max_rows
         self.batches: deque[int] = deque(maxlen=STEPS_KEPT)
         self.blocks: PoolStats | None = None  # of the K/V pool; None without one
         self.pool_bytes = 0
@@ -151,7 +153,7 @@ class TurnAnswers:
     @property
     def is_endless(self) -> bool:
         """True if any answer joins the turn, as those of a server."""
-        return self._most is not None
+        return self._max_rows is not None
 
     @property
     def longest(self) -> Sequence[StepRecord]:
@@ -203,7 +205,7 @@ class TurnAnswers:
 
     def has(self, event: Event) -> bool:
         """Return True for an event about one of the answers, or about all."""
-        if isinstance(event, AnswerEvent) and (self._most is not None or not self.is_several):
+        if isinstance(event, AnswerEvent) and (self._max_rows is not None or not self.is_several):
             return event.id is not None
         if isinstance(event, BatchStatus):
             return self.is_several
@@ -215,7 +217,7 @@ class TurnAnswers:
             return self._rows[_ANY]
         if generation not in self._rows:
             over = [number for number, row in self._rows.items() if row.phase in OVER]
-            for number in over[: max(0, len(self._rows) + 1 - (self._most or 0))]:
+            for number in over[: max(0, len(self._rows) + 1 - (self._max_rows or 0))]:
                 del self._rows[number]
             self._rows[generation] = AnswerRow(generation)
         return self._rows[generation]
@@ -263,7 +265,7 @@ class TurnAnswers:
     def _served(self, served: BatchStatus) -> None:
         """Take in the engine's report on the batch: states, passes, memory, and the tokens so far."""
         for generation, state in served.states.items():
-            row = self._row(generation) if self._most else self._rows.get(generation)
+            row = self._row(generation) if self._max_rows else self._rows.get(generation)
             if row is not None and row.phase not in OVER and state != "finished":
                 row.phase = state
         self.batches.extend(served.batches)

@@ -45,9 +45,9 @@ class StepTimes(Struct, frozen=True):
     span: int = 0
 
 
-def step_times(of: StepFigures, weight_bytes: float, steps: Sequence[StepRecord]) -> StepTimes | None:
+def step_times(figures: StepFigures, weight_bytes: float, steps: Sequence[StepRecord]) -> StepTimes | None:
     """Return the parts of a mean step of `steps`; None before the second step."""
-    total = of.step_s
+    total = figures.step_s
     if not total or total <= 0:
         return None
     newest = list(steps)[-_TIMED * _LOOKED_AT :]
@@ -61,11 +61,11 @@ def step_times(of: StepFigures, weight_bytes: float, steps: Sequence[StepRecord]
             every = indices[-1] - indices[-2]
         span = steps[-1].index - indices[0] + 1
         return StepTimes(parts, total, len(timed), max(1, every), span)
-    if of.reading_s is None or of.step_bytes <= 0:
+    if figures.reading_s is None or figures.step_bytes <= 0:
         return StepTimes([("not timed", total)], total)
     # No timed steps: the time that the bytes take at the measured bandwidth.
-    reading = min(total, of.reading_s)
-    weights = reading * min(1.0, weight_bytes / of.step_bytes)
+    reading = min(total, figures.reading_s)
+    weights = reading * min(1.0, weight_bytes / figures.step_bytes)
     return StepTimes([("weights", weights), ("KV", reading - weights), ("not reading", total - reading)], total)
 
 
@@ -84,17 +84,17 @@ def _timed_shares(timed: Sequence[StepRecord]) -> Parts:
     return ordered + [(name, shares[name]) for name in ("sampling", "host", "waiting")]
 
 
-def step_bytes(of: StepFigures, cost: StepCost | None) -> Parts:
+def step_bytes(figures: StepFigures, cost: StepCost | None) -> Parts:
     """Return the bytes of a mean step by part; they sum to its bytes."""
-    if cost is None or of.step_bytes <= 0:
+    if cost is None or figures.step_bytes <= 0:
         return []
-    weights = min(cost.weight_bytes, of.step_bytes)
+    weights = min(cost.weight_bytes, figures.step_bytes)
     whole = max(cost.weight_bytes, sum(nbytes for _, nbytes in cost.weight_parts))
     named = [(name, nbytes * weights / whole) for name, nbytes in cost.weight_parts if nbytes]
     rest = weights - sum(nbytes for _, nbytes in named)
     if rest > 0.5:
         named.append(("weights" if not named else "other weights", rest))
-    return [*named, ("KV", of.step_bytes - weights)]
+    return [*named, ("KV", figures.step_bytes - weights)]
 
 
 # -- latency -------------------------------------------------------------------------------------------------------
@@ -104,12 +104,12 @@ class LatencyWindow(Struct, frozen=True):
     """Consecutive steps of an answer, the oldest first.
 
     steps: those that are drawn.
-    of: percentiles of all kept steps of the answer, as in the meters.
-    stalls: cause of each stall, by its place in `steps`; "" if it is not known.
+    percentiles: of all kept steps of the answer, as in the meters.
+    stalls: cause of each stall, by its index in `steps`; "" if it is not known.
     """
 
     steps: Sequence[StepRecord]
-    of: Percentiles
+    percentiles: Percentiles
     stalls: Mapping[int, str] = field(default_factory=dict)
 
     @property
@@ -118,27 +118,32 @@ class LatencyWindow(Struct, frozen=True):
 
 
 def latency_window(
-    steps: Sequence[StepRecord], of: Percentiles | None, busy: Iterable[StepRecord], count: int, *, back: int = 0
+    steps: Sequence[StepRecord],
+    percentiles: Percentiles | None,
+    busy: Iterable[StepRecord],
+    count: int,
+    *,
+    back: int = 0,
 ) -> LatencyWindow | None:
     """Return the newest `count` of the steps, without the `back` newest of all; None without steps.
 
     steps: all kept ones with a latency.
-    of: their percentiles.
+    percentiles: their percentiles.
     busy: steps while other programs used the CPUs.
     """
     end = max(0, len(steps) - back)
     shown = steps[max(0, end - max(1, count)) : end]
-    if of is None or not shown:
+    if percentiles is None or not shown:
         return None
     stalls = {}
-    if len(steps) >= MIN_STEPS and of.p50 > 0:
+    if len(steps) >= MIN_STEPS and percentiles.p50 > 0:
         crowded = {(step.index, step.latency_s) for step in busy}
-        for place, step in enumerate(shown):
-            if step.latency_s >= STALL * of.p50:
-                before = shown[place - 1] if place else None
+        for index, step in enumerate(shown):
+            if step.latency_s >= STALL * percentiles.p50:
+                before = shown[index - 1] if index else None
                 beside_others = (step.index, step.latency_s) in crowded
-                stalls[place] = stall_cause(step, before, of.p50, crowded=beside_others)
-    return LatencyWindow(shown, of, stalls)
+                stalls[index] = stall_cause(step, before, percentiles.p50, crowded=beside_others)
+    return LatencyWindow(shown, percentiles, stalls)
 
 
 def nearness(latency_s: float, p50_s: float) -> int:

@@ -224,10 +224,10 @@ class LiveMetrics:
         self._forget_turn()
         self._changed()
 
-    def begin_batch(self, ids: Sequence[int], most: int | None = None) -> None:
-        """Begin a turn of several answers. most: see `TurnAnswers`."""
+    def begin_batch(self, ids: Sequence[int], max_rows: int | None = None) -> None:
+        """Begin a turn of several answers. max_rows: see `TurnAnswers`."""
         self.submitted()
-        self.answers = TurnAnswers(ids, self.model.cost, most)
+        self.answers = TurnAnswers(ids, self.model.cost, max_rows)
         self.phase = "prefill" if ids else "idle"
 
     def set_turns(self, turns: Sequence[TurnFigures]) -> None:

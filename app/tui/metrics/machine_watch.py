@@ -20,9 +20,9 @@ LOOK_S = 2.0  # between two samples
 class MachineWatch:
     """`begin` once the backend is known, then `look` at any interval."""
 
-    def __init__(self, own: Callable[[], Sequence[int]]) -> None:
-        """own: the processes of this program at this moment."""
-        self._own = own
+    def __init__(self, own_pids: Callable[[], Sequence[int]]) -> None:
+        """own_pids: the processes of this program at this moment."""
+        self._own_pids = own_pids
         self._sampler: LoadSampler | None = None  # None before `begin`, and after it failed
         self._due = 0.0  # monotonic clock of the next sample
 
@@ -44,7 +44,7 @@ class MachineWatch:
             return None
         self._due = now + LOOK_S
         try:
-            return self._sampler.sample(self._own())
+            return self._sampler.sample(self._own_pids())
         except (OSError, RuntimeError):
             self._sampler = None
             return None

@@ -34,26 +34,26 @@ class BackgroundReply:
 
     def __init__(self) -> None:
         self.awaited = False  # the question was sent, and there is no reply yet
-        self._held = ""  # input that may begin the reply
+        self._pending = ""  # input that may begin the reply
 
     def take(self, data: str) -> tuple[str, BackgroundColour | None]:
         """Return the keys in `data`, and the reply once it is complete."""
         if not self.awaited:
             return data, None
-        data = self._held + data
-        self._held = ""
+        data = self._pending + data
+        self._pending = ""
         if (match := _ANSWER.search(data)) is not None:
             self.awaited = False
             return data[: match.start()] + data[match.end() :], BackgroundColour(_is_light(*match.groups()))
         if (begun := _BEGUN.search(data)) is not None:
-            self._held = data[begun.start() :]
+            self._pending = data[begun.start() :]
             data = data[: begun.start()]
         return data, None
 
     def give_up(self) -> str:
         """Return the bytes held back for a reply that did not continue: they are keys."""
-        pending = self._held
-        self._held = ""
+        pending = self._pending
+        self._pending = ""
         return pending
 
 

@@ -89,8 +89,8 @@ def put(widget: Widget, region: Region) -> bool:
     if widget not in compositor.visible_widgets:  # scrolled out of view, or not laid out yet
         return False
 
-    place, _ = compositor.visible_widgets[widget]
-    lines = compositor.lines_of(widget, region.translate(place.offset))
+    placement, _ = compositor.visible_widgets[widget]
+    lines = compositor.lines_of(widget, region.translate(placement.offset))
     app = screen.app
     driver = app._driver
     if lines and driver is not None and not app.is_headless and not app.is_inline:  # as in `App._display`

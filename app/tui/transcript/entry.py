@@ -88,7 +88,7 @@ class Entry:
         self._thinking = GrowingMarkdown()
         self._thinks = False
         self._rows: list[ShownRow] | None = None
-        self._look: LayoutOptions | None = None
+        self._layout: LayoutOptions | None = None
         self._detailed = False
         self._open: _OpenLine | None = None  # None: added text needs a whole layout
         self._take(message)
@@ -115,7 +115,7 @@ class Entry:
 
         None if more than the last line would change. The next `update` lays the text out exactly.
         """
-        if self._open is None or self._look is None or message.id != self.message.id:
+        if self._open is None or self._layout is None or message.id != self.message.id:
             return None
         row, line, written = self._open
         content = message.by_kind.content
@@ -131,17 +131,17 @@ class Entry:
         if lead and others:
             return None
         # Wrap the line with the added words; lines after it begin below its text.
-        wrapped = Content.assemble(line[lead:], first).wrap(max(1, self._look.width - lead))
+        wrapped = Content.assemble(line[lead:], first).wrap(max(1, self._layout.width - lead))
         lines = [Content.assemble(line[:lead], wrapped[0])]
         lines += [Content.assemble(" " * lead, part) for part in wrapped[1:]]
         for text in others:
-            lines += Content(text).wrap(self._look.width) or [Content("")]
+            lines += Content(text).wrap(self._layout.width) or [Content("")]
         # The caret stands right after the text; the spaces at its end are kept for the words that follow.
         lines[-1] = lines[-1].rstrip(" ")
         extended = line.plain + added
         last = Content.assemble(lines[-1], " " * (len(extended) - len(extended.rstrip(" "))))
         self._open = _OpenLine(row + len(lines) - 1, last, written + len(added))
-        return row, [*(ShownRow(part, "body") for part in _with_caret(lines, self._look.width)), BLANK]
+        return row, [*(ShownRow(part, "body") for part in _with_caret(lines, self._layout.width)), BLANK]
 
     def detail(self, wanted: bool) -> bool:
         """Show all known metrics, or a short form; return whether that changed."""
@@ -153,8 +153,8 @@ class Entry:
 
     def rows(self, options: LayoutOptions) -> list[ShownRow]:
         """Return the rows of the message, a blank one at the end."""
-        if self._rows is None or options != self._look:
-            self._look = options
+        if self._rows is None or options != self._layout:
+            self._layout = options
             if self.state.left_out:
                 self._rows = self._mark_rows(options)
             elif self.message.role == "user":

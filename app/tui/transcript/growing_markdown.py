@@ -44,7 +44,7 @@ class GrowingMarkdown:
     `append` only adds text. `lines` does all layout: of the tail when it has grown, of everything when the width or
     theme has changed.
 
-    _width, _look: layout of the lines in the fields below, in cells and as (ansi, dark). `lines` with another layout
+    _width, _colours: layout of the lines in the fields below, in cells and as (ansi, dark). `lines` with another layout
         clears `_finished_lines`, `_before`, `_code` and `_tail_lines`, and lays out all text again.
     _finished: sources of finished blocks, never changed. They are needed for another layout.
     _finished_lines: lines of these blocks, with blank lines between them.
@@ -62,7 +62,7 @@ class GrowingMarkdown:
     def __init__(self, text: str = "") -> None:
         self.text = ""
         self._width = 0
-        self._look = (False, True)
+        self._colours = (False, True)
         self._finished: list[str] = []
         self._finished_lines: list[Content] = []
         self._tail = ""
@@ -95,9 +95,9 @@ class GrowingMarkdown:
 
     def lines(self, width: int, *, ansi: bool = False, dark: bool = True) -> list[Content]:
         """Return all lines at this width. The caller may keep the list, but not change it."""
-        if (width, (ansi, dark)) != (self._width, self._look):
+        if (width, (ansi, dark)) != (self._width, self._colours):
             self._width = width
-            self._look = (ansi, dark)
+            self._colours = (ansi, dark)
             self._finished_lines = []
             self._before = []
             self._code = None
@@ -186,7 +186,7 @@ class GrowingMarkdown:
         return len(lines)
 
     def _laid_out(self, tokens: list["Token"]) -> list[Content]:
-        ansi, dark = self._look
+        ansi, dark = self._colours
         return render_tokens(tokens, self._width, ansi=ansi, dark=dark)
 
 

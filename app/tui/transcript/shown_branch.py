@@ -34,9 +34,9 @@ class ShownBranch:
 
     def __init__(self) -> None:
         self._messages: list[Message] = []  # as shown, with the mark and a placeholder
-        self._structure: tuple[object, ...] = ()  # all that places and the mark depend on
+        self._structure: tuple[object, ...] = ()  # all that states and the mark depend on
         self._mark = mark_message("", "")
-        self._places: list[MessageState] = []  # of the shown messages
+        self._states: list[MessageState] = []  # of the shown messages
         self._made: dict[int, _MadeMarks] = {}  # by id of the message
 
     def messages(self, conversation: Conversation) -> list[Message]:
@@ -49,10 +49,10 @@ class ShownBranch:
         structure = (tuple(m.id for m in messages), conversation.phase == "idle", left_out, summary)
         if structure != self._structure:
             self._structure = structure
-            self._places = [_place(conversation, number, message) for number, message in enumerate(messages)]
+            self._states = [_branch_state(conversation, number, message) for number, message in enumerate(messages)]
             self._mark = mark_message(conversation.session.id, summary)
             if left_out:
-                self._places.insert(left_out, MessageState(left_out=left_out))
+                self._states.insert(left_out, MessageState(left_out=left_out))
         if left_out:
             messages.insert(left_out, self._mark)
         self._messages = messages
@@ -65,7 +65,7 @@ class ShownBranch:
 
         drafts: mark draft tokens.
         """
-        message_states = list(self._places)
+        message_states = list(self._states)
         if conversation.phase != "idle" and self._messages and self._messages[-1].role == "assistant":
             last = message_states[-1]
             waiting = _waiting(conversation, metrics)
@@ -87,7 +87,7 @@ class ShownBranch:
         return made.marks
 
 
-def _place(conversation: Conversation, number: int, message: Message) -> MessageState:
+def _branch_state(conversation: Conversation, number: int, message: Message) -> MessageState:
     """Return a message's place among its branches. number: of the message, from 0."""
     shown = 0
     count = 1

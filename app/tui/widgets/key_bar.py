@@ -30,7 +30,7 @@ class KeyBar(Widget, can_focus=False):
     def __init__(self) -> None:
         super().__init__()
         self._line = Content("")
-        self._places: list[tuple[range, Binding]] = []  # cells of each key, for clicks
+        self._key_cells: list[tuple[range, Binding]] = []  # cells of each key, for clicks
 
     def on_mount(self) -> None:
         self.screen.bindings_updated_signal.subscribe(self, self._bindings_changed)
@@ -57,16 +57,16 @@ class KeyBar(Widget, can_focus=False):
         if last is not None:
             end = Content.assemble(("▏", "$foreground 20%"), self._key(last.binding, last.enabled)[1:])
         line = Content("")
-        self._places = []
+        self._key_cells = []
         room = max(0, width - end.cell_length)
         for binding, enabled in shown.values():
             key = self._key(binding, enabled)
             if line.cell_length + key.cell_length > room:
                 break  # no half words
-            self._places.append((range(line.cell_length, line.cell_length + key.cell_length), binding))
+            self._key_cells.append((range(line.cell_length, line.cell_length + key.cell_length), binding))
             line = line + key
         if last:
-            self._places.append((range(room, width), last.binding))
+            self._key_cells.append((range(room, width), last.binding))
         line = Content.assemble(line, " " * (room - line.cell_length), end)
         if not line.is_same(self._line):
             self._line = line
@@ -98,7 +98,7 @@ class KeyBar(Widget, can_focus=False):
         return line_strip(self, self._line if y == 0 else Content(""), self.content_size.width)
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
-        for cells, binding in self._places:
+        for cells, binding in self._key_cells:
             if event.x in cells:
                 self.app.simulate_key(binding.key)
                 return

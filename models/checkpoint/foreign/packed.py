@@ -83,6 +83,6 @@ def check_order(matrix: ForeignMatrix, order: mx.array) -> None:
 def _open(words: mx.array, bits: int, nibbles: tuple[int, ...] | None = None) -> mx.array:
     """Unpack words (R, C) to values (R, C * 32 / bits), lowest bits first unless `nibbles` gives their places."""
     rows, columns = words.shape
-    places = mx.arange(32 // bits, dtype=mx.uint32) if nibbles is None else mx.array(nibbles, dtype=mx.uint32)
-    values = (words.view(mx.uint32)[..., None] >> (places * bits)) & ((1 << bits) - 1)
+    positions = mx.arange(32 // bits, dtype=mx.uint32) if nibbles is None else mx.array(nibbles, dtype=mx.uint32)
+    values = (words.view(mx.uint32)[..., None] >> (positions * bits)) & ((1 << bits) - 1)
     return values.reshape(rows, columns * (32 // bits))

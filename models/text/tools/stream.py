@@ -193,9 +193,9 @@ class ToolStream:
         may_begin = first in ("{", "[", "`") or (first == "," and self._after_call)  # Phi-4-mini's calls have commas
         if self._form.bare and (self._at_start or self._after_call) and may_begin:
             return 0, 0
-        places = [index for begin in self._begins if (index := pending.find(begin)) >= 0]
-        if places:
-            return min(places), 0
+        positions = [index for begin in self._begins if (index := pending.find(begin)) >= 0]
+        if positions:
+            return min(positions), 0
         return None, self._without_spaces(len(pending) - half_length(pending, *self._begins))
 
     def _without_spaces(self, length: int) -> int:

@@ -12,7 +12,7 @@ def detected_after(tokens: list[int], step: int = 1) -> int | None:
     repetition = RepetitionDetector()
     for at in range(0, len(tokens), step):
         repetition.add(tokens[at : at + step])
-        if repetition.found:
+        if repetition.repeats:
             return min(at + step, len(tokens))
     return None
 

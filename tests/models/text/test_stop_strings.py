@@ -66,13 +66,13 @@ def test_nothing_follows_a_stop() -> None:
 def test_the_stop_string_that_ended_a_text_is_known() -> None:
     matcher = StopMatcher(["later", "END"])
     assert matcher.feed("so EN") == ("so ", False)
-    assert matcher.found is None
+    assert matcher.matched is None
     assert matcher.feed("D, not later") == ("", True)
-    assert matcher.found == "END"
+    assert matcher.matched == "END"
     held = StopMatcher(["ab", "abc"])
     held.feed("xab")
     held.flush()
-    assert held.found == "ab"
+    assert held.matched == "ab"
 
 
 def test_an_empty_stop_string_is_a_usage_error() -> None:

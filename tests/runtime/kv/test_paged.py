@@ -60,7 +60,7 @@ def rows(cache: Any, network: WithPool) -> Iterator[tuple[int, mx.array]]:
     """For each layer the first entry that is there, and K and V (2, Hkv, entries, D) from it on."""
     mx.eval(cache.arrays)
     store = network.pool.storage.store
-    for group, place in store.places:
+    for group, place in store.locations:
         blocks = [store.block(group, block)[place] for block in cache.tables[group] if block != NO_BLOCK]
         first = cache.dropped[group] * BLOCK
         yield first, mx.concatenate(blocks, axis=2)[:, :, : cache.committed - first]

@@ -80,7 +80,7 @@ class Blocks:
         """Return (2, Hkv, remaining entries, D) of a layer; nothing for packed ones."""
         if self.store.format.packed:
             return mx.zeros(1)
-        group, index = self.store.places[layer]
+        group, index = self.store.locations[layer]
         left = [block for block in sequence.tables[group] if block >= 0]
         whole = mx.concatenate([self.store.block(group, block)[index] for block in left], axis=2)
         return whole[:, :, : sequence.length - (len(sequence.tables[group]) - len(left)) * BLOCK]

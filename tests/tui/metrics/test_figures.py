@@ -120,8 +120,8 @@ def test_a_window_is_of_the_steps_that_it_shows(
         assert not shown
         return
     assert list(window.steps) == shown
-    assert window.of == Percentiles.of([step.latency_s for step in after])
-    slow = {place for place, step in enumerate(shown) if step.latency_s >= 3 * window.of.p50 > 0}
+    assert window.percentiles == Percentiles.of([step.latency_s for step in after])
+    slow = {place for place, step in enumerate(shown) if step.latency_s >= 3 * window.percentiles.p50 > 0}
     assert set(window.stalls) == (slow if len(after) >= 8 else set())
 
 
