@@ -1,17 +1,21 @@
 """Fixtures for the whole suite, among them the default model, fetched once outside the repository."""
 
+import faulthandler
 import gc
 import importlib
+import math
 import os
 import random
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import platformdirs
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, Phase, settings
 
 # No test depends on how fast the machine is, and each run tries the same inputs: what fails is what was changed.
@@ -78,6 +82,7 @@ def pytest_collection(session: pytest.Session) -> None:
             importlib.import_module(name)
 
 
+@pytest.hookimpl(tryfirst=True)  # before plugins sort and mark the tests
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out nightly tests but for those asked for, and most cases of sampled tests where no file is named."""
     wanted: str = config.getoption("--nightly")
@@ -126,6 +131,37 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
         gc.freeze()
+
+
+HANG_S = 900
+"""Seconds after which a hanging test ends its process with a stack trace: it fails, the others go on in a new one."""
+_REARM_S = 60
+_armed_at = -math.inf  # on the monotonic clock
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    """Set the timer for hanging tests to its beginning, unless a test did so within the last minute.
+
+    pytest's `faulthandler_timeout` starts a thread for each test and waits for its end: half the time of a short test.
+    """
+    global _armed_at
+    now = time.monotonic()
+    if now - _armed_at >= _REARM_S:
+        stderr = item.config.stash[fault_handler_stderr_fd_key]
+        faulthandler.dump_traceback_later(HANG_S + _REARM_S, exit=True, file=stderr)
+        _armed_at = now
+
+
+def pytest_exception_interact() -> None:
+    """Let the next test set the timer: pytest cancels it at a failure."""
+    global _armed_at
+    _armed_at = -math.inf
+
+
+def pytest_unconfigure() -> None:
+    """Cancel the timer before pytest closes its file."""
+    faulthandler.cancel_dump_traceback_later()
 
 
 # What is fetched stays here, so that only the first run of the suite fetches.

@@ -6,7 +6,7 @@ import shutil
 import struct
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,8 @@ Q4_0_TYPE = 2
 NVFP4_TYPE = 40
 I64_TYPE = 27
 
-BROKEN: dict[str, tuple[bytes, str]] = {
+# Files and their errors. Large files are made by the tests alone: all processes import this module.
+BROKEN: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
     "empty": (b"", "too short"),
     "short": (b"GGUF\3\0\0\0", "too short"),
     "another format": (raw_gguf(magic=b"PK\3\4"), "wrong magic"),
@@ -125,9 +126,12 @@ BROKEN: dict[str, tuple[bytes, str]] = {
         "one part of a split",
     ),
     "a text like a book": (raw_gguf([pair(b"k", STRING, text(bytes(5 << 20)))]), "a text of k is 5242880 bytes long"),
-    "texts like a library": (raw_gguf([pair(b"%d" % i, STRING, text(bytes(3 << 20))) for i in range(20)]), "48 MiB"),
-    "very many keys": (raw_gguf([pair(b"%d" % i, U8, b"\0") for i in range(1 << 15)]), "32768 metadata keys"),
-    "very many tensors": (raw_gguf(counts=(1 << 17, 1), data=25 << 17), "131072 tensors"),
+    "texts like a library": (
+        lambda: raw_gguf([pair(b"%d" % i, STRING, text(bytes(3 << 20))) for i in range(20)]),
+        "48 MiB",
+    ),
+    "very many keys": (lambda: raw_gguf([pair(b"%d" % i, U8, b"\0") for i in range(1 << 15)]), "32768 metadata keys"),
+    "very many tensors": (lambda: raw_gguf(counts=(1 << 17, 1), data=25 << 17), "131072 tensors"),
     "no dimensions": (raw_gguf(tensors=[(b"t", [], F32_TYPE, 0)]), "0 dimensions"),
     "many dimensions": (raw_gguf(tensors=[(b"t", [1] * 5, F32_TYPE, 0)]), "5 dimensions"),
     "dimension 0": (raw_gguf(tensors=[(b"t", [0, 4], F32_TYPE, 0)]), "not a multiple"),
@@ -153,9 +157,15 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         resolve(str(file), store=Store(tmp_path / "store"))
 
 
+def broken(case: str) -> tuple[bytes, str]:
+    """Return a file of `BROKEN` and its error."""
+    content, message = BROKEN[case]
+    return content if isinstance(content, bytes) else content(), message
+
+
 @pytest.mark.parametrize("case", BROKEN)
 def test_each_broken_file_has_its_message(case: str, tmp_path: Path) -> None:
-    content, message = BROKEN[case]
+    content, message = broken(case)
     (path := tmp_path / "m.gguf").write_bytes(content)
     with pytest.raises(CheckpointError, match=message) as caught:
         convert_gguf(path, tmp_path)
@@ -165,7 +175,8 @@ def test_each_broken_file_has_its_message(case: str, tmp_path: Path) -> None:
 
 def test_files_of_other_formats_and_broken_ones_have_different_errors(tmp_path: Path) -> None:
     foreign = {"version 1", "version 4", "big-endian", "tensor type", "integer tensor", "unknown tensor type"}
-    for case, (content, _) in BROKEN.items():
+    for case in BROKEN:
+        content, _ = broken(case)
         (path := tmp_path / "m.gguf").write_bytes(content)
         with pytest.raises(CheckpointError) as caught:
             convert_gguf(path, tmp_path)
