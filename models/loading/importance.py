@@ -49,7 +49,8 @@ class _InputRecorder:
         h = normed
         if h is None:
             h = ops.rms_norm(x, norm, eps)
-        return mixtures.experts_in_parts(x, h, eps, m, activation, ops.linear, self.expert_linear, ops.rms_norm)
+        parts = mixtures.PartOps(ops.linear, self.expert_linear, ops.rms_norm)
+        return mixtures.experts_in_parts(x, h, eps, m, activation, parts)
 
     def expert_linear(self, x: mx.array, indices: mx.array, stack: Weight, experts: int) -> mx.array:
         """Add squares of rows x (M, K) to the sums of their experts; return the operation's result."""

@@ -7,7 +7,7 @@ tests/runtime/ops/test_native_experts.py compares.
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 from msgspec.structs import replace
@@ -198,17 +198,16 @@ def expert_linear(x: mx.array, indices: mx.array, stack: Weight, _experts: int) 
     return gathered(x[:, None], stack, chosen, rows).reshape(*indices.shape, -1)
 
 
-def experts_in_parts(
-    x: mx.array,
-    h: mx.array,
-    eps: float,
-    m: Mixture,
-    activation: str,
-    linear: Callable[[mx.array, Weight], mx.array],
-    expert_linear: Callable[[mx.array, mx.array, Weight, int], mx.array],
-    rms_norm: Callable[[mx.array, mx.array, float], mx.array],
-) -> mx.array:
-    """Return x + the experts' output for h, as `reference.experts`, by three operations of any `Ops`.
+class PartOps(NamedTuple):
+    """The operations of any `Ops` that make a mixture of experts in parts."""
+
+    linear: Callable[[mx.array, Weight], mx.array]
+    expert_linear: Callable[[mx.array, mx.array, Weight, int], mx.array]
+    rms_norm: Callable[[mx.array, mx.array, float], mx.array]
+
+
+def experts_in_parts(x: mx.array, h: mx.array, eps: float, m: Mixture, activation: str, ops: PartOps) -> mx.array:
+    """Return x + the experts' output for h, as `reference.experts`.
 
     x: the layer's input (B, T, E); the output is added to it if `m.residual`.
     h: norm(x).
@@ -216,22 +215,22 @@ def experts_in_parts(
     """
     router_input = h
     if m.router_norm is not None:
-        router_input = rms_norm(x, m.router_norm, eps)
-    chosen, shares = routed(linear(router_input, m.router), m)  # (B, T, active) each
+        router_input = ops.rms_norm(x, m.router_norm, eps)
+    chosen, shares = routed(ops.linear(router_input, m.router), m)  # (B, T, active) each
     if m.latent is not None:
-        h = linear(h, m.latent.into)
+        h = ops.linear(h, m.latent.into)
     rows = h  # of tokens, for all experts of each
     if m.shares_first:
         rows = h[..., None, :] * shares[..., None].astype(h.dtype)  # (B, T, active, E): of tokens for each expert
         shares = mx.ones_like(shares)
     rows = rows.reshape(-1, rows.shape[-1])
-    inputs = [expert_linear(rows, chosen, stack, m.count) for stack in (m.gate, m.up) if stack is not None]
+    inputs = [ops.expert_linear(rows, chosen, stack, m.count) for stack in (m.gate, m.up) if stack is not None]
     curve = activation if m.curve is None else m.curve
     inner = unit(mx.concatenate(inputs, axis=-1), curve, compiled=False)  # (B, T, active, F)
-    outputs = expert_linear(inner.reshape(-1, inner.shape[-1]), chosen, m.down, m.count)  # (B, T, active, E)
+    outputs = ops.expert_linear(inner.reshape(-1, inner.shape[-1]), chosen, m.down, m.count)  # (B, T, active, E)
     output = (outputs * shares[..., None].astype(outputs.dtype)).sum(axis=-2)
     if m.latent is not None:
         if m.latent.norm is not None:
-            output = rms_norm(output, m.latent.norm, m.latent.eps)
-        output = linear(output, m.latent.out)
+            output = ops.rms_norm(output, m.latent.norm, m.latent.eps)
+        output = ops.linear(output, m.latent.out)
     return x + output if m.residual else output

@@ -364,7 +364,8 @@ def experts(
     if m.is_composed or activation in STOCK_ONLY:
         if normed is None:
             normed = rms_norm(x, norm, eps)
-        return mixtures.experts_in_parts(x, normed, eps, m, activation, linear, expert_linear, rms_norm)
+        ops = mixtures.PartOps(linear, expert_linear, rms_norm)
+        return mixtures.experts_in_parts(x, normed, eps, m, activation, ops)
     plan = experts_plan(m, activation)
     if plan is None:
         fallbacks["experts: weights were not prepared"] += 1

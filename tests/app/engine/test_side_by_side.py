@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,11 +11,12 @@ from msgspec.structs import replace
 
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.config.load_options import ModelSpec
-from headrace.app.engine import batch_monitor
+from headrace.app.engine import batch_monitor, outbox
 from headrace.app.engine.client import EngineClient
 from headrace.app.engine.commands import Generate
 from headrace.app.engine.events import BatchStatus, ContextFull, Delta, Done, Event, Failed, Ready
 from headrace.app.engine.host import EngineHost
+from headrace.app.engine.outbox import SERVED_TEXT_S, TEXT_S
 from headrace.app.engine.process import Server
 from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.errors import NotEnoughMemoryError
@@ -126,6 +128,39 @@ def test_all_steps_are_sent(host: EngineHost, monkeypatch: pytest.MonkeyPatch, t
     assert sum(record.tokens for record in records) == 20
     assert len(records) == sum(len(delta.steps) for delta in deltas)
     assert said(events, 1) == alone(host, 1) != ""
+
+
+@pytest.mark.parametrize(("serving", "answers", "steps"), [(False, 1, 2), (False, 4, 2), (True, 1, 4), (True, 4, 8)])
+def test_text_is_sent_at_the_interval_of_its_reader(
+    host: EngineHost, monkeypatch: pytest.MonkeyPatch, serving: bool, answers: int, steps: int
+) -> None:
+    """A chat gets a delta every 70 ms; a client of a server every 30 ms, or at longer times among many."""
+    if serving:
+        monkeypatch.setattr(host, "_serving", True)
+        monkeypatch.setattr(host, "_text_s", SERVED_TEXT_S)
+    now = [0.0]
+    monkeypatch.setattr(outbox, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def pass_time() -> None:
+        now[0] += (SERVED_TEXT_S / 4 if serving else TEXT_S / 2) * 1.01  # per step
+
+    events: list[Event] = []
+    for number in range(answers):
+        begin(host, asked(number), CancelFlag(), events.append)
+    run(host, events, pass_time)
+    for number in range(answers):
+        deltas = [event for event in events if isinstance(event, Delta) and event.id == number]
+        # The first step has no whole character here, and the first text is not held back.
+        assert {len(delta.records) for delta in deltas[2:-1]} == {steps}
+
+
+def test_hosts_know_their_reader(model: Path, host: EngineHost) -> None:
+    served = EngineHost.load(ModelSpec(str(model), context=600, serving=True), lambda *_: None)
+    for each, seconds in ((host, TEXT_S), (served, SERVED_TEXT_S)):
+        begin(each, asked(1, 2), CancelFlag(), lambda _: None)
+        [running] = each._running.values()
+        assert running.outbox.text_s == seconds
+        run(each, [])
 
 
 class Broken:
