@@ -4,9 +4,9 @@ Each model has an engine process. One model loads at a time. A model that does n
 least recently used ones unloaded, once their answers have ended. Each model gets the context that it would have alone.
 
 A request waits in `ready` for its model's stay: from the wait for room (`_admit`) through loading to unloading.
-Requests share a stay, and a new one begins if the last is ending. `tests/app/server/test_served_models.py` has the
-races.
-tests/app/server/test_several_models.py has real engines.
+Requests share a stay, and a new one begins if the last is ending.
+
+Guards: tests/app/server/test_served_models.py for the races, test_several_models.py with real engines.
 """
 
 import asyncio

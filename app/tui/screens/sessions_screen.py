@@ -54,7 +54,7 @@ class SessionsScreen(ListScreen[tuple[int, str] | None]):
         yield PagedOptionList(id="sessions")
 
     def on_mount(self) -> None:
-        self._show_kept()
+        self._show_kv_size()
         self._fill()
         self.query_one(Field).focus()
 
@@ -66,9 +66,9 @@ class SessionsScreen(ListScreen[tuple[int, str] | None]):
         try:
             if words:
                 nothing = "nothing found"
-                options = [_found(hit) for hit in search(store, words)]
+                options = [_hit_option(hit) for hit in search(store, words)]
             else:
-                options = [_listed(entry) for entry in store.sessions()]
+                options = [_session_option(entry) for entry in store.sessions()]
         except SessionError as error:
             options = []
             nothing = sanitise(str(error))
@@ -105,13 +105,13 @@ class SessionsScreen(ListScreen[tuple[int, str] | None]):
         if (listed := self._chosen) is None:
             return
         chosen, hit = listed
-        talk = self._state.conversation
+        conversation = self._state.conversation
         store = self._state.store
         with self._up_to_date():
             session = store.session(chosen)
-            open_already = chosen == talk.session.id
-            if hit is not None and not (open_already and any(message.id == hit for message in talk.messages)):
-                if open_already and talk.phase != "idle":
+            open_already = chosen == conversation.session.id
+            if hit is not None and not (open_already and any(message.id == hit for message in conversation.messages)):
+                if open_already and conversation.phase != "idle":
                     raise EngineError("this message is on another branch and an answer is in progress; Esc stops it")
                 session = store.reveal(store.message(hit))
                 open_already = False
@@ -159,7 +159,7 @@ class SessionsScreen(ListScreen[tuple[int, str] | None]):
             question = f"Delete {title!r} and all its messages?"
             confirm(self.app, "delete", question, "delete", delete, otherwise="keep")
 
-    def _show_kept(self) -> None:
+    def _show_kv_size(self) -> None:
         """Show the size of the K/V that are kept on disk."""
         self.query_one(".dialog").border_subtitle = Content(f"K/V kept on disk: {format_bytes(kv_cache_bytes())}")
 
@@ -168,7 +168,7 @@ class SessionsScreen(ListScreen[tuple[int, str] | None]):
 
         def clear() -> None:
             delete_kv_cache()
-            self._show_kept()
+            self._show_kv_size()
 
         text = f"Deletes {format_bytes(kv_cache_bytes())} of K/V; the sessions stay. A reopened one is prefilled again."
         confirm(self.app, "clear the K/V kept on disk?", text, "clear", clear, otherwise="keep")
@@ -189,7 +189,7 @@ class SessionsScreen(ListScreen[tuple[int, str] | None]):
             self.app.push_screen(AskText("export to a file: .md or .json", f"headrace-{chosen}.md"), named)
 
 
-def _listed(entry: SessionEntry) -> Option:
+def _session_option(entry: SessionEntry) -> Option:
     """Return a session's option: its title, and a line of facts."""
     session = entry.session
     model = (session.model or "default model").rstrip("/").rpartition("/")[2]  # of a path or a hub id, its name
@@ -200,7 +200,7 @@ def _listed(entry: SessionEntry) -> Option:
     return Option(Content.assemble((title, "bold"), "\n", (" · ".join(facts), "$quiet")), id=session.id)
 
 
-def _found(hit: Hit) -> Option:
+def _hit_option(hit: Hit) -> Option:
     """Return a hit's option; the store marks found words with « and »."""
     snippet = safe_line(hit.snippet)
     head = Content.assemble((sanitise(hit.title), "bold"), (f"  {hit.role} · {ago(hit.created_at)}", "$quiet"))
