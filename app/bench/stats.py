@@ -8,22 +8,10 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from functools import cache
-from statistics import NormalDist, fmean, median
+from statistics import NormalDist, fmean
 from typing import TypeVar
 
 from headrace.runtime.metrics.telemetry import quantile
-
-__all__ = [
-    "Interval",
-    "bootstrap",
-    "bootstrap_of",
-    "fmean",
-    "geometric_ratio",
-    "median",
-    "sd",
-    "student_cdf",
-    "student_quantile",
-]
 
 Interval = tuple[float, float] | tuple[None, None]
 """Low and high; None for fewer than two values, which have no spread."""
@@ -44,16 +32,6 @@ def sd(values: Sequence[float]) -> float:
 
 
 def bootstrap(
-    values: Sequence[float],
-    statistic: Callable[[Sequence[float]], float] = fmean,
-    *,
-    resamples: int = RESAMPLES,
-) -> Interval:
-    """Return a bootstrap interval of `statistic` (see `bootstrap_of`); None for fewer than two values."""
-    return bootstrap_of(values, statistic, resamples=resamples)
-
-
-def bootstrap_of(
     units: Sequence[_T], statistic: Callable[[Sequence[_T]], float], *, resamples: int = RESAMPLES
 ) -> Interval:
     """Return a deterministic bootstrap interval of a statistic; units are drawn whole. None for fewer than two units.
@@ -75,7 +53,7 @@ def geometric_ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[flo
     """Return the geometric mean of paired ours / theirs and its bootstrap interval."""
     logs = [math.log(a / b) for a, b in zip(ours, theirs, strict=True)]
     ratio = math.exp(fmean(logs))
-    low, high = bootstrap(logs)
+    low, high = bootstrap(logs, fmean)
     if low is None or high is None:
         return ratio, (None, None)
     return ratio, (math.exp(low), math.exp(high))

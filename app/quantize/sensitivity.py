@@ -8,11 +8,11 @@ Guard: tests/app/quantize/test_mixtures.py.
 """
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 import mlx.core as mx
 from msgspec import Struct
 
-from headrace.app.bench.stats import fmean
 from headrace.app.output.progress import NumberedStages
 from headrace.models.loading.bit_choice import PartFormat
 from headrace.models.loading.divergence import Divergence, divergence

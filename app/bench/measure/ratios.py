@@ -6,10 +6,11 @@ Guards: tests/app/bench/measure/test_session.py and tests/app/bench/test_views.p
 """
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 from headrace.app.bench.measure.records import Agreement, Mean, Ratio, Result, Scaling
-from headrace.app.bench.stats import bootstrap, fmean, geometric_ratio
+from headrace.app.bench.stats import bootstrap, geometric_ratio
 
 
 class PairedRatio(NamedTuple):
@@ -81,7 +82,7 @@ def agreement(results: Sequence[Result], peer: str) -> list[Agreement]:
         ]
         if entry.engine != peer or not pairs:
             continue
-        low, high = bootstrap([measured / own_speed for measured, own_speed in pairs])
+        low, high = bootstrap([measured / own_speed for measured, own_speed in pairs], fmean)
         rows.append(
             Agreement(
                 test=entry.test,

@@ -7,6 +7,7 @@ Guards: tests/app/bench/measure/test_result.py; tests/app/bench/test_speculation
 """
 
 from collections.abc import Callable, Sequence
+from statistics import fmean, median
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -26,7 +27,7 @@ from headrace.app.bench.measure.records import (
 from headrace.app.bench.measure.sample import Repetition, Sample, typical_speed
 from headrace.app.bench.measure.setup import EngineSetup
 from headrace.app.bench.measure.workloads import load_workloads
-from headrace.app.bench.stats import bootstrap, fmean, geometric_ratio, median, sd
+from headrace.app.bench.stats import bootstrap, geometric_ratio, sd
 from headrace.runtime.machine.energy import TokenEnergy, per_token
 from headrace.runtime.metrics.telemetry import Percentiles, in_milliseconds, mbu, quantile
 
@@ -224,7 +225,7 @@ def _memory(test: Test, repetitions: Sequence[Repetition], peak: float | None, n
     mbu_paired: Mean | None = None
     if paired and not slowed:
         share = fmean(paired)
-        mbu_paired = Mean(share, *bootstrap(paired))
+        mbu_paired = Mean(share, *bootstrap(paired, fmean))
     roofline = None
     if peak:
         roofline = _tokens_per_step(samples) * test.batch * peak * 1e9 / per_step

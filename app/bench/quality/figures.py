@@ -10,11 +10,12 @@ Guard: tests/app/bench/quality/test_figures.py.
 import math
 from collections.abc import Callable, Sequence
 from itertools import chain
+from statistics import fmean
 from typing import Literal, TypeVar
 
 from msgspec import Struct
 
-from headrace.app.bench.stats import bootstrap_of, fmean
+from headrace.app.bench.stats import bootstrap
 from headrace.models.loading.divergence import Divergence
 from headrace.runtime.metrics.telemetry import quantile
 from headrace.runtime.ops import Phase
@@ -112,7 +113,7 @@ def tail_figure(rows: Sequence[Sequence[float]]) -> Figure:
 
 
 def _figure(blocks: Sequence[_Block], statistic: Callable[[Sequence[_Block]], float]) -> Figure:
-    return Figure(statistic(blocks), *bootstrap_of(blocks, statistic))
+    return Figure(statistic(blocks), *bootstrap(blocks, statistic))
 
 
 def _blocks(rows: Sequence[Sequence[float]]) -> list[list[float]]:

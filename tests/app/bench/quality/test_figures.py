@@ -2,6 +2,7 @@
 
 import math
 import random
+from statistics import fmean
 
 import numpy as np
 
@@ -48,10 +49,10 @@ def test_figures_are_those_of_numpy() -> None:
 def test_the_tails_interval_equals_that_of_whole_blocks() -> None:
     """The interval from the kept values equals that of whole blocks."""
     from headrace.app.bench.quality import figures as module
-    from headrace.app.bench.stats import bootstrap_of
+    from headrace.app.bench.stats import bootstrap
 
     values = [simulated(seed, 7 * BLOCK + 5, 0.8) for seed in range(2)]
-    whole = bootstrap_of(module._blocks(values), lambda drawn: float(np.quantile(np.concatenate(drawn), 0.99)))
+    whole = bootstrap(module._blocks(values), lambda drawn: float(np.quantile(np.concatenate(drawn), 0.99)))
     found = tail_figure(values)
     assert np.allclose([found.low, found.high], whole, rtol=1e-12)
 
@@ -65,7 +66,7 @@ def test_intervals_cover_the_mean_of_correlated_tokens() -> None:
         values = simulated(seed, 768, 0.8)
         figure = mean_figure([values])
         covered += figure.low <= 1 <= figure.high
-        low, high = bootstrap(values, resamples=200)
+        low, high = bootstrap(values, fmean, resamples=200)
         alone += low <= 1 <= high
     assert covered >= 26
     assert covered > alone + 3
