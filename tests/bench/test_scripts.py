@@ -94,7 +94,7 @@ def test_metal_simulator_finds_no_model_slower_than_mlx_lms_counts(
             assert own >= other > 0
             assert copies == 0
     monkeypatch.setattr(simulator, "counts_of", lambda _: counts)
-    monkeypatch.setattr(simulator, "MODELS", models)
+    monkeypatch.setattr(simulator, "MODELS", {"llama-3.2-1b": "llama"})
     run("metal_simulator", monkeypatch)
     assert "llama-3.2-1b" in capsys.readouterr().out
 

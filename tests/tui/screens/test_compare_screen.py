@@ -268,6 +268,8 @@ def test_a_queued_question_returns_after_a_stopped_answer(play) -> None:
 
 
 def test_another_model_is_loaded_for_its_turn(play, monkeypatch: pytest.MonkeyPatch) -> None:
+    import headrace.app.tui.screens.models_screen  # noqa: F401 - first imported below, it would keep the replaced function
+
     monkeypatch.setattr("headrace.app.chat.download_plan.check_model_name", lambda _: None)
     monkeypatch.setattr("headrace.app.chat.download_plan.download_plan", lambda _: None)
 
