@@ -110,6 +110,22 @@ def test_answers_are_those_of_the_copy(tmp_path: Path) -> None:
     assert said[0] == said[1]
 
 
+def test_the_matrices_outside_of_layers_are_read_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their conversion takes most memory, which is free while no layer is there."""
+    linked, _ = both(write_gguf(tmp_path / "m.gguf", "llama", matrices="Q8_0"))
+    order: list[str] = []
+    take = parts._Conversion.take
+
+    def noted(conversion: Any, name: str) -> mx.array:
+        order.append(name)
+        return take(conversion, name)
+
+    monkeypatch.setattr(parts._Conversion, "take", noted)
+    load_model(linked, name="it")
+    first_of_layers = next(index for index, name in enumerate(order) if ".layers." in name)
+    assert {"model.embed_tokens.weight", "lm_head.weight"} <= set(order[:first_of_layers])
+
+
 def test_parts_are_cut_as_arrays_are(tmp_path: Path) -> None:
     linked, _ = both(write_gguf(tmp_path / "m.gguf", "llama", matrices="Q8_0"))
     for cut in (

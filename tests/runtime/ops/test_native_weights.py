@@ -54,6 +54,36 @@ def test_matrices_are_interleaved_in_bands_of_32_rows(group: int) -> None:
         assert mx.array_equal(moved, bands.swapaxes(1, 2))
 
 
+@pytest.mark.parametrize("bits", [4, 5, 8])
+@pytest.mark.parametrize(
+    ("scale", "offset"),
+    [
+        (0.1, None),
+        (0.0, None),
+        (-0.0, None),
+        (2.0**-22, None),  # subnormal
+        (60000.0, None),  # whose offset is beyond half precision
+        (float("inf"), None),
+        (0.1, 0.0),
+        (0.0, 0.1),
+        (0.1, 0.8),
+    ],
+)
+def test_offsets_are_left_out_where_scales_give_them_exactly(bits: int, scale: float, offset: float | None) -> None:
+    """One scale among others, and its offset; None: that of symmetric codes."""
+    factor = -(2.0 ** (bits - 1))
+    scales = mx.random.uniform(0.5, 2.0, (40, 8)).astype(mx.float16)
+    scales[7, 3] = scale
+    offsets = (scales * factor).astype(mx.float16)
+    if offset is not None:
+        offsets[7, 3] = offset
+    is_exact = bool((scales.astype(mx.float32) * factor == offsets.astype(mx.float32)).all())
+    data = mx.zeros((40, 256 * bits // 32), mx.uint32)
+    prepared = native.prepare(Weight(data, scales, offsets, bits=bits, group_size=32), mx.float32)
+    assert (prepared.biases is None) == is_exact
+    assert is_exact == (offset is None and scale != 60000.0)
+
+
 @pytest.mark.parametrize("bits", [4, 6])
 @pytest.mark.parametrize("rows", [(64, 32, 7), (32, 33, 7), (32, 32)])  # whole bands, and not
 @pytest.mark.parametrize("symmetric", [False, True])
