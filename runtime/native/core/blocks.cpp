@@ -290,18 +290,16 @@ Unpacked unpack_blocks(Pool& pool, const BlockType& type, const uint8_t* blocks,
   std::atomic<bool> finite{true}, exact{true};
   pool.run((count + at_once - 1) / at_once, [&](Tasks& tasks) {
     float scales[kTaskWeights / kLeastGroup], biases[kTaskWeights / kLeastGroup];
-    bool finite_here = true, exact_here = true;
     while (tasks.next()) {
       const int64_t first = tasks.index() * at_once, here = std::min(at_once, count - first);
       type.unpack(blocks + first * type.bytes, here, to.codes + first * type.weights / 8 * type.bits, scales, biases);
       if (to.scales == nullptr) continue;
       const int64_t groups = here * groups_each, at = first * groups_each;
-      finite_here = all_finite(scales, groups) && all_finite(biases, groups) && finite_here;
-      exact_here = store(scales, groups, to.type, to.scales, at) && exact_here;
-      exact_here = store(biases, groups, to.type, to.biases, at) && exact_here;
+      // Within the task: the region may end, and these variables with it, when no task is left.
+      if (!all_finite(scales, groups) || !all_finite(biases, groups)) finite = false;
+      if (!store(scales, groups, to.type, to.scales, at)) exact = false;
+      if (!store(biases, groups, to.type, to.biases, at)) exact = false;
     }
-    if (!finite_here) finite = false;
-    if (!exact_here) exact = false;
   });
   return {finite, exact};
 }
