@@ -51,7 +51,8 @@ class ResultFile:
     def __init__(self, path: Path) -> None:
         self._given = path
         self._path = Path(os.path.realpath(path))
-        self.replaced_path = self._path.with_name(f"{self._path.name}.replaced")
+        # Not by `with_name`, which raises ValueError for /.
+        self.replaced_path = self._path.parent / f"{self._path.name}.replaced"
         self.replaced = 0
         with self._errors():
             self._file = self._claim(self._path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK)  # a FIFO must not block

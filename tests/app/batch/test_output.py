@@ -216,6 +216,8 @@ def test_an_unwritable_path_is_a_usage_error(tmp_path: Path) -> None:
         ResultFile(tmp_path / "not" / "no")
     with pytest.raises(UsageError, match=re.escape(str(tmp_path))):
         ResultFile(tmp_path)
+    with pytest.raises(UsageError, match="/ cannot be written: Is a directory"):
+        ResultFile(Path("/"))
 
 
 def test_fifos_and_devices_are_refused(tmp_path: Path) -> None:
