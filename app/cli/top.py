@@ -3,6 +3,7 @@
 Guard: tests/app/cli/test_commands.py.
 """
 
+import os
 import sys
 
 import click
@@ -21,8 +22,9 @@ def top(url: str, model: str | None, api_key: str | None) -> int:
     """Watch a running `headrace serve`: sequences, queue, K/V, latency, bandwidth. URL is its address
     [http://127.0.0.1:8080].
     """
-    if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
-        raise UsageError("top needs a terminal", f"`curl {url}/metrics` works in pipes and scripts")
+    on_terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+    if not on_terminal or os.environ.get("TERM", "") in ("", "dumb"):
+        raise UsageError("top needs a terminal that can redraw", f"`curl {url}/metrics` works in pipes and scripts")
     from headrace.app.config.settings import load_settings
     from headrace.app.engine.http_address import HTTPAddress
     from headrace.app.engine.telemetry_reader import TelemetryReader, wait_for_model

@@ -1,5 +1,6 @@
 """Start of the program: its needs of a terminal, its imports, its first session and theme."""
 
+import os
 import re
 import subprocess
 import sys
@@ -28,6 +29,21 @@ def test_without_a_terminal_the_error_names_the_alternative(home: Path) -> None:
     assert "the chat needs a terminal" in done.stderr
     assert "headrace run" in done.stderr
     assert not (home / "home").exists()
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("term", ["dumb", ""])
+def test_top_refuses_a_terminal_that_cannot_redraw(term: str) -> None:
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "headrace", "top", "http://127.0.0.1:1"]
+    environment = {**os.environ, "TERM": term}
+    code = subprocess.call(command, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    shown = os.read(ours, 1 << 16)
+    os.close(ours)
+    assert code == 2
+    assert b"terminal" in shown
+    assert b"\x1b" not in shown
 
 
 @pytest.mark.usefixtures("home")
