@@ -1,8 +1,9 @@
 """Records from rows of the sessions file, also of a damaged one.
 
 An invalid value is left out, or shown as far as it is readable, and the record names its column in `damaged`. Nothing
-here raises, and nothing is written back. `store.py` makes every record here; a new column is one more argument in
-`session_of` or `message_of`, read by a method of `_StoredRow` that suits its type.
+is written back. `store.py` makes every record here; a new column is one more argument in `session_of` or `message_of`,
+read by a method of `_StoredRow` that suits its type. `readable_sessions` and `readable_messages` read row by row, where
+a query over all rows fails.
 
 Guard: tests/app/sessions/test_damaged_store.py.
 """
@@ -11,15 +12,18 @@ import json
 import sqlite3
 import sys
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from msgspec.structs import astuple, replace
 
 from headrace.app.answer.options import OPTIONS
-from headrace.app.sessions.records import DAMAGED, EVERYTHING, Attachment, Draft, Message, Role, Session
+from headrace.app.sessions.database import SELECT_MESSAGE, Database
+from headrace.app.sessions.records import DAMAGED, EVERYTHING, Attachment, Draft, Message, Role, Session, SessionEntry
 from headrace.models.text.thinking import Kinds, read_tags
 from headrace.runtime.config.typed import typed
 from headrace.runtime.config.value_types import Number, Whole
+from headrace.runtime.errors import SessionError
 from headrace.runtime.metrics.telemetry import Percentiles, Summary
 
 T = TypeVar("T")
@@ -138,9 +142,47 @@ def marked(message: Message, damaged: Collection[str]) -> Message:
     return replace(message, partial=True, finish_reason=DAMAGED, damaged=tuple(columns))
 
 
-def lost_message(number: int, session_id: str, parent: int | None) -> Message:
+# -- row by row. INDEXED BY has SQLite read an index in place of the table: damage mostly is in one of them ------------
+
+
+def readable_sessions(db: Database) -> list[SessionEntry]:
+    """Return the sessions with messages, the last used first, without unreadable rows."""
+    counts = db.rows(
+        "SELECT session_id, count(*) AS messages FROM messages INDEXED BY messages_by_session GROUP BY session_id"
+    )
+    entries: list[SessionEntry] = []
+    for row in counts:
+        with suppress(SessionError):
+            for session in db.rows("SELECT * FROM sessions WHERE id = ?", row["session_id"]):
+                entries.append(SessionEntry(session_of(session), row["messages"]))
+    return sorted(entries, key=lambda entry: -entry.session.updated_at)
+
+
+def readable_messages(db: Database, session_id: str) -> list[Message]:
+    """Return all messages of a session, with a placeholder for each unreadable row; the index gives its parent."""
+    ids = db.rows("SELECT id FROM messages INDEXED BY messages_by_session WHERE session_id = ?", session_id)
+    parents = {
+        row["id"]: row["parent_id"]
+        for row in db.rows("SELECT id, parent_id FROM messages INDEXED BY messages_by_parent")
+    }
+    messages: list[Message] = []
+    for number in sorted(row["id"] for row in ids):
+        try:
+            messages += map(message_of, db.rows(f"{SELECT_MESSAGE} WHERE id = ?", number))
+        except SessionError:
+            parent = parents.get(number)
+            if parent is not None and parent >= number:  # damage: a parent is older than its answers
+                parent = None
+            messages.append(_lost_message(number, session_id, parent))
+    return messages
+
+
+def _lost_message(number: int, session_id: str, parent: int | None) -> Message:
     """Return a placeholder for an unreadable row."""
     return Message(number, session_id, parent, "assistant", "", 0.0, True, DAMAGED, damaged=(EVERYTHING,))
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
 
 
 def is_sound(text: str) -> bool:

@@ -4,7 +4,7 @@ A message and its session's new active leaf are written in one transaction. An a
 appends text at a cost independent of its length, `finish` closes it. After a crash it stays partial.
 
 `app.chat` writes through it: `SessionBranch` the settings and branches, `Turn` the answers. Queries over a damaged file
-fail; `salvage.py` then reads it row by row. `tests/app/sessions/test_store.py` and the kill tests guard the order of
+fail; `rows.py` then reads it row by row. `tests/app/sessions/test_store.py` and the kill tests guard the order of
 writes.
 """
 
@@ -22,8 +22,14 @@ from headrace.app.answer.answer_steps import AnswerSteps, unpacked
 from headrace.app.sessions.database import APPENDED, SELECT_MESSAGE, Database
 from headrace.app.sessions.presence import Presence
 from headrace.app.sessions.records import Attachment, Draft, Message, Role, Session, SessionEntry, title_of
-from headrace.app.sessions.rows import marked, message_of, readable, session_of
-from headrace.app.sessions.salvage import readable_messages, readable_sessions
+from headrace.app.sessions.rows import (
+    marked,
+    message_of,
+    readable,
+    readable_messages,
+    readable_sessions,
+    session_of,
+)
 from headrace.app.sessions.write_back import record_changes, write_back
 from headrace.models.text.thinking import Kinds
 from headrace.runtime.config.paths import data_dir
