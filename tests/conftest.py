@@ -53,9 +53,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Return one process more than there are cores: many tests wait, for a screen or for programs they started."""
+    """Return two processes more than there are cores: many tests wait, for a screen or for programs they started."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
-    return min(cores + 1, 8)
+    return min(cores + 2, 8)
 
 
 def pytest_configure(config: pytest.Config) -> None:
