@@ -185,13 +185,20 @@ async def _wait_for_busy_widgets(pilot: Pilot[Any], timeout: float = 30.0) -> bo
     return answered in done
 
 
+def _paint_all(app: App[Any]) -> None:
+    """Paint the app's screens, those below a dialog as well."""
+    for screen in app.screen_stack:
+        screen._compositor.render_full_update()
+
+
 def _paint_last_frames(patch: pytest.MonkeyPatch) -> None:
-    """Paint the frame in which a screen is left, and pictures that a test asks for.
+    """Paint the frame in which a screen or the app is left, and pictures that a test asks for.
 
     Nobody looks at the other frames, which take a third of a test's time.
     """
     render = Compositor.render_update
     pop = App.pop_screen
+    leave = App.exit
 
     def render_update(self: Compositor, full: bool = False, **options: Any) -> Any:
         if full:
@@ -203,6 +210,11 @@ def _paint_last_frames(patch: pytest.MonkeyPatch) -> None:
         self.screen._compositor.render_full_update()
         return pop(self)
 
+    def exit_app(self: App[Any], *arguments: Any, **options: Any) -> None:
+        _paint_all(self)
+        leave(self, *arguments, **options)
+
+    patch.setattr(App, "exit", exit_app)
     patch.setattr(Compositor, "render_update", render_update)
     patch.setattr(App, "pop_screen", pop_screen)
 
@@ -266,7 +278,7 @@ def play(home: Path, empty_store: Path) -> Callable[..., None]:
                     await scenario(driver)
                     await pilot.pause()
                     if app.is_running:
-                        app.screen._compositor.render_full_update()
+                        _paint_all(app)
                 finally:  # nothing looks at widgets while they are taken away, or that is what a failure would say
                     app.state.close()
             store.close()
