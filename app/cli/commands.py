@@ -270,9 +270,9 @@ def run_command_line() -> int:
         _debug_traceback()
         _complain(str(error), error.hint)
         return error.exit_code
-    except ModuleNotFoundError as error:  # MLX has wheels for some machines only: not for a Mac's Intel Python
+    except ModuleNotFoundError as error:
         _debug_traceback()
-        _complain(f"not installed: {error.name}", "`headrace doctor` says why, and what to do")
+        _complain(f"not installed: {error.name}", _hint_to_install(error))
         return 1
     except Exception as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 makes it a RuntimeError within __set_name__
@@ -281,6 +281,18 @@ def run_command_line() -> int:
         _complain(f"internal error: {error!r}", f"{environment.DEBUG}=1 shows where; please report it")
         return 1
     return code if isinstance(code, int) else 0
+
+
+def _hint_to_install(error: ModuleNotFoundError) -> str:
+    """Return what to do about a missing module.
+
+    `headrace doctor` explains most: MLX, for instance, has no wheels for a Mac's Intel Python. It needs msgspec itself.
+    """
+    if (error.name or "").partition(".")[0] != "msgspec":
+        return "`headrace doctor` says why, and what to do"
+    from headrace.app.versions import own_source  # here: few errors need it
+
+    return f"reinstall headrace: {sys.executable} -m pip install --force-reinstall {own_source()}"
 
 
 def _click_text(error: click.ClickException) -> str:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from headrace.models.registry.store import StoredModel
 
 
-PACKAGES = ("headrace", "mlx", "mlx-lm", "tokenizers", "gguf", "huggingface_hub", "textual")
+PACKAGES = ("headrace", "mlx", "mlx-lm", "tokenizers", "gguf", "huggingface_hub", "msgspec", "textual")
 _LITTLE_MEMORY = 1 << 30  # bytes: less than a 1 B model at 4 bits with its cache
 _LITTLE_DISK = 1 << 30  # bytes: less than most models take
 _MUCH_SWAP = 1 << 30  # bytes, which weights may be among

@@ -389,17 +389,28 @@ def test_lines_are_folded_by_cells() -> None:
 _BLOCKED = """import sys
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("mlx", "mlx_lm"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        if name.partition(".")[0] in {packages}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Blocked())
 """
 
 
 def test_commands_of_a_python_without_mlx_end_with_one_line(tmp_path: Path) -> None:
     """Such as an Intel Python under Rosetta: doctor reports it, others name doctor."""
-    (tmp_path / "sitecustomize.py").write_text(_BLOCKED)
+    (tmp_path / "sitecustomize.py").write_text(_BLOCKED.format(packages=("mlx", "mlx_lm")))
     ran = commands.headrace("run", "hello", home=tmp_path, code=1, PYTHONPATH=str(tmp_path))
     assert len(ran.stderr.splitlines()) == 2
     assert "doctor" in ran.stderr
     found = commands.headrace("doctor", "--json", home=tmp_path, code=1, PYTHONPATH=str(tmp_path))
     assert any("mlx" in str(finding) for finding in json.loads(found.stdout)["problems"])
+
+
+@pytest.mark.parametrize("command", [["run", "hello"], ["doctor"]])
+def test_a_missing_msgspec_is_not_left_to_doctor(command: list[str], tmp_path: Path) -> None:
+    """The report of doctor is made of structs, so doctor ends with the same error."""
+    (tmp_path / "sitecustomize.py").write_text(_BLOCKED.format(packages=("msgspec",)))
+    ran = commands.headrace(*command, home=tmp_path, code=1, PYTHONPATH=str(tmp_path))
+    message, hint = ran.stderr.splitlines()
+    assert "msgspec" in message
+    assert "pip install --force-reinstall" in hint
+    assert "doctor" not in hint
