@@ -108,13 +108,18 @@ def test_the_command_runs_in_a_projects_folder(installed: Path, model: Path, pro
 
 
 def test_files_and_packages_shadow_no_module(installed: Path, model: Path, project: Path) -> None:
-    """Neither files of the folder nor packages, some of which bear the names of modules that Python has by now."""
+    """Neither files of the folder nor packages, some of which bear the names of modules that Python has by now.
+
+    msgspec imports uuid, `runtime.ops.native` contextvars and `runtime.metrics.running_median` statistics.
+    """
     for name in ("queue.py", "random.py", "tokenizers.py", "headrace.py", "pip.py"):
         (project / name).write_text(f"raise SystemExit('{name} of the folder')\n")
-    backport = packages(installed) / "dataclasses.py"
-    backport.write_text("raise SystemExit('the package dataclasses')\n")
+    backports = [packages(installed) / f"{name}.py" for name in ("contextvars", "statistics", "uuid")]
+    for backport in backports:
+        backport.write_text(f"raise SystemExit('the package {backport.stem}')\n")
     try:
         assert run_in(project, [installed / "python", installed / "talk", model], path=None)
         assert run_in(project, [installed / "headrace", "run", "hi", "-m", model, "-n", "2"], path=None)
     finally:
-        backport.unlink()
+        for backport in backports:
+            backport.unlink()
