@@ -90,7 +90,7 @@ def test_an_ordinary_run_of_the_default_model_starts_lean(tmp_path: Path, defaul
 
 
 def test_records_are_structs() -> None:
-    """Left are events of textual and the arguments of a model of mlx-lm, whose base classes expect a dataclass."""
+    """Left are messages of textual and a model's arguments of mlx-lm: a Struct has no base class with an `__init__`."""
     with_dataclasses = {
         str(path.relative_to(ROOT))
         for folder in ("app", "models", "runtime")

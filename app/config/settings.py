@@ -1,8 +1,7 @@
 """The user's settings: one TOML file, every setting with its default and a comment.
 
 The structs below, and the table of answer options, decide names, types, defaults, ranges and comments. A missing
-file or key means the default; unknown keys are refused. Reading needs the standard library only. A change keeps the
-rest of the file as it is.
+file or key means the default; unknown keys are refused. A change keeps the rest of the file as it is.
 
 Guard: tests/app/config/test_settings.py.
 """

@@ -39,15 +39,15 @@ class Sequence(Struct, eq=False):
     limit: cache entries at most.
     timeline: times of its steps.
     is_reusable: another prompt may begin like it, so its K/V are shared and kept.
-    max_output: output tokens at most.
+    max_output: output tokens at most; set from the request.
     sampler: chooses its tokens; None after its end.
 
     Set by `commit_batch`, and `output_count` by `Ending`, too:
-    tokens: prompt and output, see above.
+    tokens: prompt and output, see above; set from the request at first.
     output_count: output tokens that were delivered.
     stop_id: ended the turn; `Finished` follows in the next step.
     reported: entries in the last progress event; at first those of the cached prefix, set by `Engine._admit`.
-    constraint: has accepted all output tokens.
+    constraint: has accepted all output tokens; set from the request.
 
     Set by `Scheduler`, and `reserved` by `KVBudget`:
     state: see above.
@@ -67,6 +67,7 @@ class Sequence(Struct, eq=False):
 
     `Ending` clears `cache`, `sampler`, `proposers` and `mtp`. Set by others:
     section: its limit on a section of the output, such as thinking; None without one, and once the section is over.
+        Set from the request at first.
     cancelled: by the engine's user; see `is_cancelled`.
     failed: its cache is invalid, since a step with it failed.
     """

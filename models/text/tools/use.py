@@ -23,7 +23,7 @@ class ToolUse(Struct, frozen=True):
     definitions: as the chat template takes them, OpenAI's form.
     choice: "auto", "none", "required" or a tool's name.
     parallel: an answer may have several calls.
-    tools: by name; read from the definitions unless given.
+    tools: by name, read from the definitions. Only `with_tools` and pickles pass them.
     """
 
     definitions: Sequence[Mapping[str, object]]

@@ -1,6 +1,5 @@
 """Documents as typed objects: errors in our words, with the path of the field."""
 
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import pytest
@@ -15,8 +14,7 @@ class Row(Struct, forbid_unknown_fields=True):
     note: str | None = None
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(Struct, frozen=True):
     rows: tuple[Row, ...]
     names: dict[str, str]
 

@@ -104,7 +104,7 @@ def answers(params: SamplingParams, count: int, draft: Draft, rule: Rule) -> Cou
 
 
 def vars_of(params: SamplingParams) -> dict[str, object]:
-    return {name: getattr(params, name) for name in params.__slots__}
+    return {name: getattr(params, name) for name in params.__struct_fields__}
 
 
 def passes(found: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> bool:
