@@ -11,8 +11,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, normalizers
 from tokenizers.models import Unigram
 
 from headrace.models.checkpoint.side_file import read_side_file
-from headrace.models.text.tokenizers_library import check_added, check_charsmap, library_errors
+from headrace.models.text.tokenizers_library import check_added, check_charsmap, keep_byte_names, library_errors
 from headrace.models.text.vocabulary import (
+    BYTE,
     SPECIAL,
     UNKNOWN,
     USER_DEFINED,
@@ -30,6 +31,12 @@ _BPE = 2
 _LARGEST = 32 << 20  # bytes of a file: those in use have up to 5 MB
 _FIELD = b"\n"  # first byte of a piece, and of its text
 _MOST_FIELDS = 1 << 20  # a limit, as pieces expand when they are parsed
+# The score of a byte's token is _SPELLING times a score that is _BELOW the least one. Its name, such as <0x0A>, has six
+# characters, and a score is a log probability, at most 0: six pieces with the least score are better. _BELOW is for
+# vocabularies whose scores are all 0.
+_SPELLING = 8
+_BELOW = 20
+_NAMES = frozenset("<0x123456789ABCDEF>")  # characters of these names
 _LONGEST = 1024  # characters of a token; the work per token is quadratic in it
 
 
@@ -94,10 +101,19 @@ def read_sentencepiece(file: Path, added: Mapping[int, Mapping[str, object]]) ->
 
 def _unigram(vocabulary: Vocabulary, scores: list[float], unknown: int | None, prefix: bool) -> Tokenizer:
     """Return the tokenizer of a unigram vocabulary. unknown, prefix: see `sentencepiece_bpe`."""
+    # The library finds a byte's token by its name in a text, too. With the score `last` the name's own characters win,
+    # unless one of them is unknown: the library gives those 10 less than the least score, which then is `last`.
+    characters_win = _NAMES.issubset(vocabulary.tokens)
+    if characters_win:
+        last = _SPELLING * (min(scores) - _BELOW)
+        of_bytes = set(vocabulary.ids_of(BYTE))
+        scores = [last if index in of_bytes else score for index, score in enumerate(scores)]
     pieces = list(zip(vocabulary.tokens, scores, strict=True))
     tokenizer = Tokenizer(Unigram(pieces, unk_id=unknown, byte_fallback="<0x00>" in vocabulary.tokens))
     mark_spaces(tokenizer, prefix=prefix)
     spell_spaces(tokenizer, prefix=prefix)
+    if not characters_win:
+        keep_byte_names(tokenizer)
     return tokenizer
 
 

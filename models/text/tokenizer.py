@@ -84,9 +84,9 @@ class Tokenizer:
         file = directory / "tokenizer.json"
         if has_side_file(file):
             rust = load_tokenizer(file)
+            keep_byte_names(rust)
         else:
             rust, configs["tokenizer_config.json"] = read_other_format(directory, configs["tokenizer_config.json"])
-        keep_byte_names(rust)
         rust.no_padding()
         rust.no_truncation()
         return cls(rust, configs, read_sources(directory, configs["tokenizer_config.json"]))

@@ -134,7 +134,8 @@ def keep_byte_names(tokenizer: "Tokenizer") -> None:
     """Change a unigram tokenizer to read the name of a byte token in a text, such as <0x41>, as text.
 
     SentencePiece makes byte tokens of characters that its vocabulary lacks. The library looks up the names in every
-    text, too. Text is cut within such a name, so that no token of a whole one matches.
+    text, too. Text is cut after the < of such a name, so that no token of a whole one matches. Nor does a piece across
+    the cut, such as <0, which SentencePiece would find there.
     """
     from tokenizers import Regex, models, pre_tokenizers
 

@@ -256,6 +256,18 @@ def test_names_of_bytes_are_text_to_a_sentencepiece_without_their_characters(tmp
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+def test_pieces_across_the_names_of_bytes_are_those_of_sentencepiece(tmp_path: Path) -> None:
+    model = sentencepiece_model_pb2.ModelProto()
+    model.ParseFromString(trained(["a b <0x 123456789 ABCDEF>"], model_type="unigram"))
+    model.pieces.add(piece="\u2581<0", score=-1.0)
+    (tmp_path / "tokenizer.model").write_bytes(model.SerializeToString())
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    tokenizer = Tokenizer.load(tmp_path)
+    for text in ("a <0x41>", "<0x41> <0x0A>", "a<0xFF"):
+        assert tokenizer.encode(text) == theirs.encode(text), text
+    assert len(model.pieces) - 1 in tokenizer.encode("a <0x41>")
+
+
 def trained(lines: Iterable[str] = LINES, **options: Any) -> bytes:
     written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
