@@ -43,9 +43,11 @@ class _Conversion:
         again, with all others.
         """
         if name not in self._arrays:
-            self._arrays = {name: _zeros(info) for name, info in self._infos.items()}
+            self._arrays = {}
+            arrays = {name: _zeros(info) for name, info in self._infos.items()}
             for rows in self._chunks():
-                self._convert(rows)
+                self._convert(rows, arrays)
+            self._arrays = arrays  # only now: after an error they are half filled
         return self._arrays.pop(name)
 
     def _chunks(self) -> Sequence[slice]:
@@ -58,8 +60,8 @@ class _Conversion:
         count = max(1, _CHUNK * len(tensor.data) // tensor.data.nbytes)  # _CHUNK over the bytes of a row
         return [slice(start, start + count) for start in range(0, len(tensor.data), count)]
 
-    def _convert(self, rows: slice) -> None:
-        """Fill these rows of all arrays, and take the pages of the file that were read out of memory."""
+    def _convert(self, rows: slice, arrays: Mapping[str, mx.array]) -> None:
+        """Fill these rows of the tensor's arrays, and take the pages of the file that were read out of memory."""
         whole = rows == slice(None)
         made = converted(self._container, self._target, groups_of_16=True, rows=None if whole else rows)
         for name, stored in made.arrays.items():
@@ -68,7 +70,7 @@ class _Conversion:
                 raise CheckpointError(
                     f"tensor {made.source.name} ({made.source.type}) has scales beyond half precision"
                 )
-            np.asarray(self._arrays[name])[rows] = stored.array.view(TYPES[stored.dtype][0])
+            np.asarray(arrays[name])[rows] = stored.array.view(TYPES[stored.dtype][0])
         for source in self._target.sources:
             forget(self._container.tensors[source] if whole else made.source)
 

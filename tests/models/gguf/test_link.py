@@ -171,6 +171,10 @@ def test_a_scale_beyond_half_precision_is_refused(tmp_path: Path) -> None:
     linked, _ = both(tmp_path / "m.gguf")
     with pytest.raises(CheckpointError, match=r"blk\.0\.ffn_up\.weight .*half precision"):
         load_model(linked, name="it")
+    part = gguf_parts(open_checkpoint(linked))["model.layers.0.mlp.up_proj.weight"]
+    for _ in range(2):  # the arrays of the first attempt are half filled
+        with pytest.raises(CheckpointError, match="half precision"):
+            part.read()
 
 
 def test_a_file_that_changed_or_went_away_is_refused_by_name(tmp_path: Path) -> None:

@@ -25,11 +25,14 @@ REQUANTIZED = (*LOW, "IQ1_M", "Q6_K")  # the last where nothing reads groups of 
 
 @pytest.fixture(autouse=True, params=["kernels", "numpy"])
 def unpackers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test holds for both."""
+    """Every test holds for both, except `kernels_only`."""
     if request.param == "numpy":
         monkeypatch.setattr(tensors, "_kernels_unpack", lambda _: False)
     elif missing is not None:
         pytest.skip(missing)
+
+
+kernels_only = pytest.mark.parametrize("unpackers", ["kernels"], indirect=True)
 
 
 def raw(kind: str, data: np.ndarray, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> RawTensor:
@@ -200,6 +203,7 @@ def test_large_tensors_are_unpacked_in_chunks(monkeypatch: pytest.MonkeyPatch) -
         np.testing.assert_array_equal(getattr(whole, name), getattr(chunked, name))
 
 
+@kernels_only
 def test_kernels_and_numpy_unpack_to_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """At any count of rows and threads, and in the type of scales that a file of that type has."""
     threads = native.status().threads
@@ -218,9 +222,8 @@ def test_kernels_and_numpy_unpack_to_the_same_bytes(monkeypatch: pytest.MonkeyPa
                 assert getattr(ours, name).tobytes() == getattr(theirs, name).tobytes(), (kind, rows, name)
 
 
+@kernels_only
 def test_kernels_refuse_arrays_that_do_not_fit() -> None:
-    if missing is not None:
-        pytest.skip(missing)
     blocks = np.zeros((2, 18), np.uint8)
     codes = np.empty((2, 16), np.uint8)
     scales = np.empty(2, np.float16)
