@@ -261,7 +261,7 @@ def colour(latency_s: float, p50: float) -> str:
 
 
 def _names(percentiles: Percentiles, top: float, rows: int, tick_lines: Sequence[tuple[int, float]]) -> list[str]:
-    """Return the labels left of each line: percentiles with their values, else round milliseconds at `places`."""
+    """Return the labels left of each line: percentiles with their values, else round milliseconds at `tick_lines`."""
     room = _AXIS - 1
     names = [" " * room] * rows
     for (line, _), label in zip(tick_lines, labels([value for _, value in tick_lines]), strict=True):
