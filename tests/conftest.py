@@ -143,6 +143,7 @@ _armed_at = -math.inf  # on the monotonic clock
 def pytest_runtest_protocol(item: pytest.Item) -> None:
     """Set the timer for hanging tests to its beginning, unless a test did so within the last minute.
 
+    It also runs between tests. A process never waits long there: xdist ends those for which it has no test.
     pytest's `faulthandler_timeout` starts a thread for each test and waits for its end: half the time of a short test.
     """
     global _armed_at

@@ -13,7 +13,7 @@ import textual.app
 import textual.pilot
 from textual import _callback
 from textual._compositor import Compositor
-from textual.app import App
+from textual.app import App, ScreenStackError
 from textual.await_complete import AwaitComplete
 from textual.css.model import RuleSet
 from textual.css.stylesheet import Stylesheet
@@ -164,14 +164,18 @@ def _waits_for_a_message(pump: MessagePump) -> bool:
 
 
 async def _wait_for_busy_widgets(pilot: Pilot[Any], timeout: float = 30.0) -> bool:
-    """Wait until the screen's widgets have handled their messages; False if the app failed.
+    """Wait until the screen's widgets have handled their messages; False if the app failed or has no screen.
 
     Replaces textual's, which also asks the widgets that wait for a message: two thirds of all messages of a test.
     """
     app = pilot.app
-    busy = [widget for widget in app.screen.walk_children() if not _waits_for_a_message(widget)]
+    try:
+        screen = app.screen
+    except ScreenStackError:  # after the app's end
+        return False
+    busy = [widget for widget in screen.walk_children() if not _waits_for_a_message(widget)]
     answers = []
-    for pump in (app, app.screen, *busy):
+    for pump in (app, screen, *busy):
         answer = asyncio.Event()
         if pump.call_later(answer.set):
             answers.append(answer.wait())

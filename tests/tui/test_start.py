@@ -1,5 +1,6 @@
 """Start of the program: its needs of a terminal, its imports, its first session and theme."""
 
+import asyncio
 import os
 import re
 import subprocess
@@ -7,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from textual.app import App
+from textual.pilot import Pilot
 
 from headrace.app.config.settings import ScreenSettings, Settings, load_settings, settings_path
 from headrace.app.tui.app import HeadraceApp
@@ -52,6 +55,12 @@ def test_bare_headrace_in_a_pipe_reads_a_prompt() -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("headrace: no prompt\n")
     assert done.stdout == ""
+
+
+@pytest.mark.usefixtures("home")
+def test_a_wait_for_an_app_without_a_screen_ends() -> None:
+    """Tests replace textual's wait, which returns False then."""
+    assert not asyncio.run(Pilot(App())._wait_for_screen())
 
 
 def test_the_screen_imports_no_model_code() -> None:

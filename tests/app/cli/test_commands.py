@@ -383,6 +383,7 @@ def test_values_are_named_in_one_form() -> None:
 
 def test_top_needs_a_terminal_and_a_server(headrace: Headrace, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     address = "http://127.0.0.1:9"  # nothing answers there
+    monkeypatch.setenv("TERM", "xterm")
     assert headrace("top", address) == 2  # standard error is no terminal
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     assert headrace("top", address) == 1
