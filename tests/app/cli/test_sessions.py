@@ -132,6 +132,17 @@ def test_the_paths_of_files_are_printed(home: Path) -> None:
     assert "exists already" in headrace(home, "paths", "--write-settings").stderr
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_paths_that_are_not_utf_8_are_printed_but_not_in_json(tmp_path: Path) -> None:
+    home = tmp_path / os.fsdecode(b"\xff")
+    refused = headrace(home, "paths", "--json", code=2)
+    assert refused.stdout == ""
+    assert "is not UTF-8" in refused.stderr
+    command = [*commands.HEADRACE, "paths"]
+    shown = subprocess.run(command, env={**os.environ, "HEADRACE_HOME": str(home)}, check=True, capture_output=True)
+    assert os.fsencode(home) in shown.stdout
+
+
 def test_listing_and_paths_import_nothing_heavy(home: Path) -> None:
     script = (
         "import sys; from headrace.app.cli.commands import cli\n"
