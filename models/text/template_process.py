@@ -27,7 +27,7 @@ from msgspec import Struct
 
 from headrace.models.text.encoding import MAX_TEXT, EncodingStoppedError, is_stopped
 from headrace.models.text.template_text import OUTSIDE, OWN, TemplateText
-from headrace.models.text.template_worker import OUT_OF_MEMORY, Job
+from headrace.models.text.template_worker import LANDLOCK_FAILED, OUT_OF_MEMORY, Job
 from headrace.models.text.worker import LOOK_S, LongAnswerError, StartError, Worker, end_in_words
 from headrace.runtime.errors import CheckpointError, HeadraceError
 
@@ -180,10 +180,10 @@ class TemplateProcess:
 
 
 def _start_error(reason: str) -> HeadraceError:
-    return HeadraceError(
-        f"the process for chat templates cannot be started: {_one_line(reason)}",
-        hint=f"check that {sys.executable or 'Python'} runs, and install headrace again if it does not",
-    )
+    hint = f"check that {sys.executable or 'Python'} runs, and install headrace again if it does not"
+    if LANDLOCK_FAILED in reason:
+        hint = "the sandbox or container around headrace must allow landlock_* system calls"
+    return HeadraceError(f"the process for chat templates cannot be started: {_one_line(reason)}", hint)
 
 
 def _job_check(process: "subprocess.Popen[bytes]", memory: int) -> Callable[[], None]:

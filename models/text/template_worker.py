@@ -23,6 +23,7 @@ from headrace.models.text.worker import jobs, send_answer
 from headrace.runtime.errors import CheckpointError
 
 OUT_OF_MEMORY = 3  # exit status
+LANDLOCK_FAILED = "Landlock: "  # in the message of a process that ends since a call of Landlock fails
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 # These limits, and Landlock below, are for a template that breaks out of its sandbox. It can still change permissions
@@ -130,7 +131,7 @@ def _restrict_by_landlock() -> None:
     def checked(result: int) -> int:
         if result < 0:
             error = ctypes.get_errno()
-            raise OSError(error, f"Landlock: {os.strerror(error)}")
+            raise OSError(error, LANDLOCK_FAILED + os.strerror(error))
         return result
 
     # A ruleset without rules allows nothing of what it handles. Older kernels accept zeros in fields they do not know.

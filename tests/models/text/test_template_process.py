@@ -482,6 +482,7 @@ def test_no_template_is_rendered_where_landlock_fails(
     with pytest.raises(HeadraceError, match="Landlock") as caught:
         _escaped(process, tmp_path)
     assert not isinstance(caught.value, CheckpointError), "it is no fault of the template"
+    assert "landlock_* system calls" in str(caught.value.hint)
 
 
 def test_the_program_imports_no_jinja() -> None:
