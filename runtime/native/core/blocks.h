@@ -1,6 +1,6 @@
 // Quantized blocks of GGUF files, unpacked to MLX's affine groups: weight = code * scale + bias.
 //
-// models/gguf/tensors.py calls it for matrices that keep their codes; those that are rounded to 8 bits are unpacked in Python.
+// models/gguf/tensors.py calls it for all quantized matrices but those that it rounds to 8 bits (`_requantized`).
 // models/gguf/numpy_blocks.py has the same unpackers in numpy, for machines without this module.
 // Guards: runtime/native/tests/blocks.cpp; tests/models/gguf/test_tensors.py compares every type with the reference.
 #pragma once
