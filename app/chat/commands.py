@@ -116,6 +116,10 @@ _IN_OTHER_PROGRAMS = {  # names of commands of other programs: what does the sam
     "load": "/sessions opens an earlier session, /model loads another model",
     "show": "/system shows all parameters, /model the models",
 }
+_WITHOUT_SCREEN = {  # commands that need the full screen: what does the same without one
+    "sessions": "outside of the chat, `headrace sessions list` lists them, `headrace chat --resume ID` opens one",
+    "search": "outside of the chat, `headrace sessions search WORDS` does the same",
+}
 
 
 class Invocation(Struct, frozen=True):
@@ -135,7 +139,8 @@ class Invocation(Struct, frozen=True):
         if command is None:
             raise unknown_command(self.name)
         if command.name not in functions:
-            raise UsageError(f"/{self.name} needs the chat on a full screen", "/help lists the others")
+            hint = _WITHOUT_SCREEN.get(command.name, "/help lists the others")
+            raise UsageError(f"/{self.name} needs the chat on a full screen", hint)
         if self.rest and not command.argument:
             raise UsageError(f"/{self.name} takes no argument; //{self.name} … is sent as a message")
         # An argument in lower case is the only word allowed: `[answer]` of /edit, `[back]` of /branch.
@@ -296,6 +301,22 @@ def message_to_edit(conversation: Conversation, which: str) -> Message:
     if which == "answer":
         return conversation.branch.last("assistant")
     return conversation.branch.last("user")
+
+
+def undo_trimming(conversation: Conversation) -> str:
+    """Undo the latest change of the messages left out, and return the line to show. Raises UsageError."""
+    conversation.undo_trimming()
+    left_out = conversation.branch.not_sent
+    if not left_out:
+        return "all messages are sent again"
+    return f"{left_out} messages are left out"
+
+
+def summary_to_edit(conversation: Conversation) -> str:
+    """Return the summary of the messages left out, "" if there is none. Raises UsageError if all are sent."""
+    if not conversation.branch.not_sent:
+        raise UsageError("all messages are sent: there is no summary")
+    return conversation.session.summary
 
 
 def last_message(conversation: Conversation) -> Message:

@@ -35,7 +35,8 @@ class Turn:
     """A generation, from its request to the stored end of its answer.
 
     leaf: the message that is answered or continued.
-    answer: the message being written; None before its first text.
+    answer: the message being written; None before its first text, and as long as it cannot be created.
+    written: the text of the message, whether stored or not.
     context_tokens: of the prompt, then KV cache entries.
     model, sampling: stored with the answer, to be set before its first text.
     summary: text of a summary, which is no message.
@@ -81,9 +82,9 @@ class Turn:
         self.reason: str | None = None
         self.is_stored = False
         self.metrics: Summary | None = None
+        self.written = NO_TEXT
         self._old_length = 0
         self._has_text = False
-        self._written = NO_TEXT  # all text of the message
         self._system = system
         self._store = store
         self._unsaved = ""  # text of `answer` that is not in the store yet
@@ -91,7 +92,7 @@ class Turn:
         self._retry_at = float("-inf")
         if continuing:
             self._old_length = len(leaf.content)
-            self._written = leaf.by_kind
+            self.written = leaf.by_kind
             if not summarising:
                 self.answer = leaf
                 store.reopen(leaf)
@@ -133,12 +134,12 @@ class Turn:
     def _append(self, text: str, kinds: Kinds) -> None:
         text = storable(text)
         self._unsaved += text
-        self._written = self._written.grown(text, kinds)
+        self.written = self.written.grown(text, kinds)
         if self.answer is None:
             self.answer = self._store.begin_answer(
                 self.leaf.session_id, self.leaf.id, self.model, sampling=self.sampling, system=self._system
             )
-        self.answer = replace(self.answer, content=self._written.text, kinds=self._written.kinds, partial=True)
+        self.answer = replace(self.answer, content=self.written.text, kinds=self.written.kinds, partial=True)
 
     def grown(self, branch: Sequence[Message]) -> list[Message]:
         """Return the branch with the answer at its end, as far as it is written."""

@@ -20,7 +20,9 @@ from headrace.app.chat.commands import (
     message_text,
     message_to_edit,
     parse_command,
+    summary_to_edit,
     switch_branch,
+    undo_trimming,
 )
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.session_branch import new_session
@@ -30,8 +32,7 @@ from headrace.app.line_chat.terminal import PROMPT, LineTerminal
 from headrace.app.output.plain_output import PlainOutput
 from headrace.app.output.progress import stage_progress
 from headrace.app.output.rendered_markdown import MarkdownOutput
-from headrace.app.sessions.records import Message
-from headrace.models.text.thinking import NO_TEXT
+from headrace.models.text.thinking import NO_TEXT, TextByKind
 from headrace.runtime.errors import HeadraceError, UsageError
 from headrace.runtime.metrics.telemetry import Summary
 
@@ -77,7 +78,8 @@ class LineChat:
         self._first_pass = FirstPassLog(lambda text: terminal.say(f"({text})"))
         self._attached = ""  # `/file` lines for the next message
         self._turn: Turn | None = None  # the latest one, until its figures are printed
-        self._printed: Message | None = None  # the latest answer, as far as it is printed
+        self._printed = NO_TEXT  # of that turn's text
+        self._asked = set[str]()  # titles of open questions that were asked since the last answer or load
         self._notice: str | None = None  # the latest that was printed
 
     def run(self) -> None:
@@ -122,16 +124,20 @@ class LineChat:
 
     # -- one line --------------------------------------------------------------------------------------------------
 
-    def _attempt(self, action: Callable[[], str | None]) -> bool:
-        """Carry out an action, and print its lines or its error, then the answer; return whether there was one."""
+    def _attempt(self, action: Callable[[], str | None]) -> None:
+        """Carry out an action, and print its lines or its error, then the answer or the load that it started."""
         self._catch_up()
+        engine = self.conversation.engine
+        load = engine.state, engine.pid
         try:
             self._say(action())
         except HeadraceError as error:
             self._say(one_line(str(error), error.hint))
-        is_asked = self.conversation.phase != "idle"
-        self._follow()
-        return is_asked
+        # A load that Ctrl-C has left in the background is not waited for again; a new one has another process id.
+        is_new_load = (engine.state, engine.pid) != load
+        if is_new_load or self.conversation.phase != "idle":
+            self._asked.clear()
+        self._follow(awaits_load=is_new_load)
 
     def _carry_out(self, text: str) -> str | None:
         """Carry out a line: a slash command, or a message to send. Return the lines to show. Raises HeadraceError."""
@@ -144,14 +150,13 @@ class LineChat:
         return None
 
     def _ask_what_is_open(self) -> None:
-        """Ask each open question once, and again after an answer that goes on."""
-        asked = set[str]()  # titles
-        while unasked := [question for question in self.conversation.questions if question.title not in asked]:
+        """Ask each open question once, and again after the next answer or load."""
+        while unasked := [question for question in self.conversation.questions if question.title not in self._asked]:
             question = unasked[0]
-            asked.add(question.title)
+            self._asked.add(question.title)
             choice = self._terminal.choose(f"{question.title.capitalize()}. {question.text}", question.answers)
-            if choice is not None and self._attempt(partial(_resolve, question.resolve, choice)):
-                asked.clear()
+            if choice is not None:
+                self._attempt(partial(_resolve, question.resolve, choice))
 
     # -- the engine ------------------------------------------------------------------------------------------------
 
@@ -160,8 +165,8 @@ class LineChat:
         self._poll()
         self._end_lines()
 
-    def _follow(self) -> None:
-        """Print text until the model is loaded and no answer is written; Ctrl-C stops the answer."""
+    def _follow(self, *, awaits_load: bool) -> None:
+        """Print text until no answer is written, and the model is loaded if `awaits_load`; Ctrl-C stops the answer."""
         conversation = self.conversation
         self._terminal.interrupted()  # forgets an interrupt from before
         while True:
@@ -170,14 +175,17 @@ class LineChat:
             if conversation.phase != "idle":
                 if interrupted:
                     conversation.stop()
-            elif interrupted or conversation.engine.state != "loading":  # the model goes on loading after Ctrl-C
-                break
+            elif interrupted or not awaits_load or conversation.engine.state != "loading":
+                break  # after Ctrl-C the model goes on loading
             time.sleep(_POLL_S)
         self._end_lines()
 
     def _poll(self) -> None:
         """Take in events of the engine: print an answer's text, and draw the progress of a load."""
         turn = self.conversation.writer.active  # before the poll, which may end it
+        if turn is not None and turn is not self._turn:
+            self._turn = turn
+            self._printed = turn.written  # of an answer that is continued
         for event in self.conversation.poll():
             match event:
                 case LoadProgress():
@@ -188,13 +196,10 @@ class LineChat:
                 case SlowFirstPass():
                     self._first_pass.add(event.seconds)
                 case Repeats():
+                    self._print_growth()
                     self._output.end()
                     self._say(f"({REPEATS}; Ctrl-C stops it)")
-        if turn is not None:
-            self._turn = turn
-            if turn.answer is not None and turn.answer is not self._printed:
-                self._progress.clear()
-                self._print(turn.answer)
+        self._print_growth()
 
     # -- output ----------------------------------------------------------------------------------------------------
 
@@ -203,13 +208,15 @@ class LineChat:
         if text:
             self._terminal.say(text)
 
-    def _print(self, answer: Message) -> None:
-        """Print what an answer has beyond the text of it that is printed."""
-        before = NO_TEXT
-        if self._printed is not None and self._printed.id == answer.id:
-            before = self._printed.by_kind
-        self._printed = answer
-        text = answer.by_kind
+    def _print_growth(self) -> None:
+        """Print the text of the latest turn that is not printed yet, whether it could be stored or not."""
+        if self._turn is not None and self._turn.written is not self._printed:
+            self._progress.clear()
+            self._print(self._turn.written, self._printed)
+            self._printed = self._turn.written
+
+    def _print(self, text: TextByKind, before: TextByKind = NO_TEXT) -> None:
+        """Print the text of an answer. before: the part of it that is printed."""
         if text.thinking is not None:
             if before.thinking is None:
                 self._output.write("(thinking)\n")
@@ -224,9 +231,11 @@ class LineChat:
         """End progress and text, then print the figures of the answer and the notice, once."""
         self._progress.clear()
         self._output.end()
-        if self._turn is not None and self._turn.answer is not None:
-            self._say(_figures(self._turn.metrics, self._turn.reason))
-        self._turn = None
+        turn = self._turn
+        if turn is not None and turn.reason is not None:
+            if turn.answer is not None or (turn.written.text and not turn.summarising):
+                self._say(_figures(turn.metrics, turn.reason))
+            self._turn = None
         conversation = self.conversation
         notice = conversation.notice
         if (failure := conversation.failure) is not None:
@@ -244,8 +253,7 @@ class LineChat:
             if message.role == "user":
                 self._say(PROMPT + message.content)
             else:
-                self._printed = None
-                self._print(message)
+                self._print(message.by_kind)
                 self._output.end()
                 self._say(_figures(message.metrics, message.finish_reason))
 
@@ -284,11 +292,27 @@ class LineChat:
 
     def edit(self, argument: str) -> None:
         message = message_to_edit(self.conversation, argument)
-        self._say(f"{message.content}\nType the new text; an empty line leaves it.")
-        text = self._terminal.read_or_leave(PROMPT)
-        if text is not None and text.strip() and text != message.content:
-            self._catch_up()
+        text = self._new_text(message.content)
+        if text is not None:
             self.conversation.edit(message.id, text)
+
+    def summary(self, argument: str) -> str | None:
+        if argument == "undo":
+            return undo_trimming(self.conversation)
+        text = self._new_text(summary_to_edit(self.conversation))
+        if text is not None:
+            self.conversation.set_summary(text)
+        return None
+
+    def _new_text(self, old: str) -> str | None:
+        """Show a text, and return the one typed in its place; None to leave it."""
+        self._say(old)
+        self._say("Type the new text; an empty line leaves it.")
+        text = self._terminal.read_or_leave(PROMPT)
+        if text is None or not text.strip() or text == old:
+            return None
+        self._catch_up()
+        return text
 
     def branch(self, argument: str) -> None:
         switch_branch(self.conversation, argument)
@@ -334,6 +358,7 @@ ACTIONS: Mapping[str, Callable[[LineChat, str], str | None]] = {
     "regen": lambda chat, _: chat.conversation.regenerate(),
     "continue": lambda chat, _: chat.conversation.continue_answer(),
     "edit": LineChat.edit,
+    "summary": LineChat.summary,
     "branch": LineChat.branch,
     "delete": LineChat.delete,
     "new": LineChat.new,

@@ -18,7 +18,9 @@ from headrace.app.chat.commands import (
     last_message,
     message_text,
     message_to_edit,
+    summary_to_edit,
     switch_branch,
+    undo_trimming,
 )
 from headrace.app.output.markdown_parser import is_web_address, parser
 from headrace.app.output.sanitise import sanitise
@@ -137,15 +139,12 @@ class MessageActions:
         """Edit the summary sent in place of older messages; `undo`: undo the latest change of the messages left out."""
         conversation = self._state.conversation
         if what == "undo":
-            conversation.undo_trimming()
-            left_out = conversation.branch.not_sent
+            undone = undo_trimming(conversation)
             self._view.sync()
-            self._state.notify(f"{left_out} messages are left out" if left_out else "all messages are sent again")
+            self._state.notify(undone)
             return
-        if not conversation.branch.not_sent:
-            raise UsageError("all messages are sent: there is no summary")
         # The stand-in has the id MARK, by which `send` knows that the text is a summary.
-        self.edit(mark_message(conversation.session.id, conversation.session.summary))
+        self.edit(mark_message(conversation.session.id, summary_to_edit(conversation)))
 
     # -- branches --------------------------------------------------------------------------------------------------
 

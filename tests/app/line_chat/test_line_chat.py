@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.app.chat.conversation import Conversation
+from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.client import EngineState
 from headrace.app.engine.events import LoadProgress
 from headrace.app.line_chat import chat as line_chat
@@ -99,8 +100,10 @@ def test_an_interrupt_stops_the_answer_and_continue_extends_it(store: SessionSto
 
 def test_a_repeating_answer_is_reported_on_a_separate_line(store: SessionStore) -> None:
     engine = ScriptedEngine().script(Script(["round ", "and ", "round"], repeats=True))
+    engine.pieces_per_poll = 4  # up to the report
     printed, _ = chatted(store, "go", engine=engine)
-    assert "\n(the answer has repeated itself for 500 tokens; larger models do this less; Ctrl-C stops it)\n" in printed
+    line = "(the answer has repeated itself for 500 tokens; larger models do this less; Ctrl-C stops it)"
+    assert f"> go\nround \n{line}\nand round\n" in printed
 
 
 def test_a_slow_first_pass_is_told_every_ten_seconds(store: SessionStore) -> None:
@@ -192,6 +195,24 @@ def test_progress_of_a_load_stands_alone(store: SessionStore, monkeypatch: pytes
     assert contents(chat)[-1] == "Hello, world."
 
 
+def test_only_a_load_that_a_line_starts_is_waited_for(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    class SlowEngine(ScriptedEngine):
+        def start(self, spec: ModelSpec) -> None:
+            super().start(spec)
+            self.pid = len(self.specs)
+
+    engine = SlowEngine()
+    monkeypatch.setattr(engine, "_load", list)  # no event: the model goes on loading
+    lines = ScriptedLines("/help", "", "/restart")
+    # The first answer of each line is for a Ctrl-C from before it.
+    answers = iter([False, False, True, *([False] * 4), False, False, True])
+    lines.interrupt_when = lambda: next(answers)
+    LineChat(Conversation(engine, store), lines).run()
+    assert "/quit: quit" in lines.printed
+    assert list(answers) == []
+    assert engine.state == "loading"
+
+
 def test_commands_have_the_names_of_other_programs(store: SessionStore) -> None:
     printed, _ = chatted(store, "/?", "/undo", "/bye", "never sent")
     assert "/quit: quit; also /exit, /bye, /q" in printed
@@ -240,6 +261,8 @@ def test_every_slash_command_of_the_line_chat_answers(store: SessionStore, tmp_p
             "/new",
             "/nonsense",
             "/tree",
+            "/sessions",
+            "/search world",
         ),
         *("/rename", "/help", "/set temperature hot", "//help"),
         engine=engine,
@@ -253,7 +276,9 @@ def test_every_slash_command_of_the_line_chat_answers(store: SessionStore, tmp_p
     assert "presets: mine" in printed
     assert [entry.session.title for entry in store.sessions(2)][-1] == "Mill"
     assert "/nonsense: unknown command" in printed
-    assert "/tree needs the chat on a full screen" in printed
+    assert "/tree needs the chat on a full screen (/help lists the others)" in printed
+    assert "/sessions needs the chat on a full screen (outside of the chat, `headrace sessions list` lists" in printed
+    assert "/search needs the chat on a full screen (outside of the chat, `headrace sessions search WORDS`" in printed
     assert "/rename TITLE" in printed
     assert "/regen: " in printed
     assert "/tree: " not in printed
@@ -267,7 +292,13 @@ def test_a_message_is_edited_and_removed(store: SessionStore) -> None:
     assert len(store.messages(chat.conversation.session.id)) == 3
 
 
-@pytest.mark.parametrize("line", ["/edit second", "/branch there"])
+def test_an_edited_answer_goes_on_without_its_typed_text(store: SessionStore) -> None:
+    printed, chat = chatted(store, "first", "/edit answer", "Once ", "/continue")
+    assert "> Once \n> /continue\nHello, world.\n(" in printed
+    assert contents(chat) == ["first", "Once Hello, world."]
+
+
+@pytest.mark.parametrize("line", ["/edit second", "/branch there", "/summary new"])
 def test_another_word_than_that_of_the_table_is_refused(line: str, store: SessionStore) -> None:
     printed, chat = chatted(store, "first", line)
     assert f"{line.partition(' ')[0]} [" in printed
@@ -280,6 +311,29 @@ def test_a_full_context_is_asked_about(store: SessionStore) -> None:
     assert "d: leave out the oldest turns\n" in printed
     assert engine.commands[2].drop_oldest
     assert contents(chat) == ["one", "Hello, world.", "two", "short", "three"]
+
+
+def test_a_question_left_open_is_asked_again_after_an_answer_and_a_load(store: SessionStore) -> None:
+    full = Script(full=True)
+    leave = KeyboardInterrupt()
+    typed = "one", "two", leave, "/think", "", "three", leave, "/restart", leave
+    printed, _ = chatted(store, *typed, engine=ScriptedEngine().script(Script(), full, full))
+    assert printed.count("The context is full.") == 3
+    assert "> /think\nthinking is printed\n> \n> three\nThe context is full." in printed
+    assert "> /restart\nThe context is full." in printed
+
+
+def test_a_summary_is_shown_changed_and_undone(store: SessionStore) -> None:
+    engine = ScriptedEngine().script(Script(), Script(full=True), Script(["in short"]), Script(["then"]))
+    printed, chat = chatted(
+        store, "/summary", "one", "two", "s", "/summary", "shorter", "three", "/summary undo", "/summary undo", "four",
+        engine=engine,
+    )  # fmt: skip
+    assert "> /summary\nall messages are sent: there is no summary\n" in printed
+    assert "> /summary\nin short\nType the new text; an empty line leaves it.\n> shorter\n" in printed
+    assert "> /summary undo\n2 messages are left out\n> /summary undo\nall messages are sent again\n" in printed
+    assert "shorter" in str(engine.commands[-2].messages)
+    assert [message["content"] for message in engine.commands[-1].messages] == contents(chat)[:-1]
 
 
 @pytest.mark.parametrize("state", ["ready", "failed"])
@@ -403,19 +457,26 @@ def test_a_message_is_answered_though_the_engine_died_before_it_was_typed(store:
     assert lines.printed.count("killed (SIGKILL)") == 1
 
 
-def test_a_full_disk_offers_an_unsaved_session(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    finish = SessionStore.finish
+@pytest.mark.parametrize("refused", ["begin_answer", "grow", "finish"])
+def test_a_full_disk_offers_an_unsaved_session(
+    refused: str, store: SessionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = getattr(SessionStore, refused)
 
     def full(self: SessionStore, *arguments: object, **options: object) -> object:
         if self.unsaved is None:
             self.db.full = True
             raise FullDiskError("the disk is full")
-        return finish(self, *arguments, **options)  # type: ignore[arg-type]
+        return write(self, *arguments, **options)
 
-    monkeypatch.setattr(SessionStore, "finish", full)
+    monkeypatch.setattr(SessionStore, refused, full)
     printed, chat = chatted(store, "Hi", "u", "more")
     assert "u: go on; nothing more is saved\n" in printed
     assert contents(chat) == ["Hi", "Hello, world.", "more", "Hello, world."]
+    answer = "\nHello, world.\n(4 tokens, 167 tok/s, TTFT 50.0 ms, MBU 31 %)\n"
+    assert f"> Hi{answer}the disk is full\nThe disk is full." in printed
+    assert f"> more{answer}" in printed
+    assert printed.count(answer) == 2
 
 
 def test_a_schema_counts_from_the_next_answer_on(store: SessionStore, tmp_path: Path) -> None:
