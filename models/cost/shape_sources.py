@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from headrace.models.architectures.config import DecoderConfig, joint_norms
@@ -251,7 +252,7 @@ def _decoder(config: Mapping[str, object]) -> DecoderConfig:
     return decoder
 
 
-class _Storage(NamedTuple):
+class _Storage(Struct, frozen=True):
     """The quantization of a module."""
 
     bits: int  # of a weight

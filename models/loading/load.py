@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 import mlx.core as mx
 from msgspec import Struct, field
@@ -263,7 +263,7 @@ def _tokenizer(directory: Path) -> Tokenizer:
     return tokenizer
 
 
-class Fitted(NamedTuple):
+class Fitted(Struct, frozen=True):
     """A network as it fits into memory, before its weights are read."""
 
     sized: Sized

@@ -4,13 +4,14 @@
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from headrace.runtime.metrics.cost import LayerKV
 from headrace.runtime.network import Network
 
 
-class Sized(NamedTuple):
+class Sized(Struct, frozen=True):
     """A network without weights.
 
     make: reads the weights, and returns the network.

@@ -9,8 +9,8 @@ Guard: tests/models/cost/test_costs.py.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from headrace.models.architectures.config import DecoderConfig
@@ -22,7 +22,7 @@ SizeOf = Callable[[str, Tensor], int]
 """(module, its row of the table) -> stored bytes of that projection with bias; for stacked experts, of one expert."""
 
 
-class _MatrixKey(NamedTuple):
+class _MatrixKey(Struct, frozen=True):
     """Properties of a matrix. Those with equal ones count together, whatever layers they are of."""
 
     name: str  # in tables of costs
@@ -35,7 +35,7 @@ class _MatrixKey(NamedTuple):
     is_divided: bool
 
 
-class _KVKey(NamedTuple):
+class _KVKey(Struct, frozen=True, order=True):
     """Properties of a layer's K/V traffic. Layers with equal ones count together."""
 
     window: int  # positions; 0: no window

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
+from msgspec import Struct
 
 from headrace.models.architectures.config import DecoderConfig
 from headrace.runtime.kv.cache import PassRow
@@ -23,14 +24,14 @@ from headrace.runtime.ops import (
 )
 
 
-class Residual(NamedTuple):
+class Residual(Struct, frozen=True, eq=False):
     """The residual stream (B, T, E), and its norm for the next projection if the last addition gave it."""
 
     x: mx.array
     normed: mx.array | None = None
 
 
-class Epilogue(NamedTuple):
+class Epilogue(Struct, frozen=True, eq=False):
     """Steps after a sum, in one operation with it where there is one: a factor (1,), then a norm for the next."""
 
     norm: mx.array | None = None

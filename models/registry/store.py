@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec import Struct
 
@@ -51,7 +51,7 @@ Among them may be "files", the checksums; without them they are computed.
 """
 
 
-class CachedFiles(NamedTuple):
+class CachedFiles(Struct, frozen=True):
     """A model's files in the hub's cache. file: its GGUF in the repository; None for a whole revision."""
 
     repo: str

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import mul
-from typing import NamedTuple
 
 import mlx.core as mx
 from msgspec import Struct
@@ -40,7 +39,7 @@ Sequenced = sequences.Sequence  # the engine's; `Sequence` is Python's here
 _MIN_NEW = 16  # new passes with draft tokens, from which on the file is written again
 
 
-class _FirstDraft(NamedTuple):
+class _FirstDraft(Struct, frozen=True):
     """A proposer that has draft tokens for a sequence. chance: that its first one is accepted, the highest of all."""
 
     proposer: Proposer

@@ -22,7 +22,7 @@ from headrace.runtime.ops.passes import Pass, Phase
 from headrace.runtime.ops.weights import AttentionSpec, Mixture, Weight
 
 
-class IndexerWeights(NamedTuple):
+class IndexerWeights(Struct, frozen=True, eq=False):
     """An indexer of I heads of size D, without the weights of its input, and the LayerNorm of its keys (D,)."""
 
     queries: Weight  # (I * D, Q), of the queries' latent
@@ -65,7 +65,7 @@ class LatentWeights(Struct, frozen=True, eq=False):
         return [vector for vector in vectors if vector is not None]
 
 
-class LayerInput(NamedTuple):
+class LayerInput(Struct, frozen=True, eq=False):
     """A layer's own input of each token (P,): x + norm(projection @ (gelu(gate @ x) * input))."""
 
     gate: Weight  # (P, E)
@@ -81,14 +81,14 @@ class BranchNorms(NamedTuple):
     after_experts: mx.array
 
 
-class SmallValues(NamedTuple):
+class SmallValues(Struct, frozen=True):
     """Values that are smaller than keys. K/V have heads of one size, so zeros follow each value there."""
 
     size: int
     scale: float  # factor of all values
 
 
-class LoopGate(NamedTuple):
+class LoopGate(Struct, frozen=True, eq=False):
     """Gates of heads between the entries of the first loop and those of a later one (IQuest Coder).
 
     The share of the first is the sigmoid of a head's rotated query times its weights.
@@ -115,7 +115,7 @@ class AltUpWeights(NamedTuple):
     laurel_norm: mx.array  # (E,), of that product
 
 
-class ScanWeights(NamedTuple):
+class ScanWeights(Struct, frozen=True, eq=False):
     """Products between the convolution of a Mamba layer and its scan, of C channels with a state of N numbers each."""
 
     into: Weight  # (R + 2 N, C), to the rank of steps, B and C
@@ -124,7 +124,7 @@ class ScanWeights(NamedTuple):
     norm_eps: float
 
 
-class TimeMixWeights(NamedTuple):
+class TimeMixWeights(Struct, frozen=True, eq=False):
     """Products of the first half of an RWKV-7 layer, of width E; its mixers have the vectors.
 
     Pairs are products of a low rank, (R, E) and (E, R), the second with a bias but that of gates.

@@ -12,9 +12,10 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
+from msgspec import Struct
 
 from headrace.runtime.config import environment
 from headrace.runtime.ops.weights import AttentionSpec
@@ -28,7 +29,7 @@ _MAX_WIDTH = 4 * _READS * _MAX_THREADS  # values of a row: 16 a thread, which st
 _MAX_HEAD = 576  # values of a head, as well: a latent with its key
 
 
-class MetalStatus(NamedTuple):
+class MetalStatus(Struct, frozen=True):
     """Availability of the kernels, and the reason if there are none."""
 
     available: bool

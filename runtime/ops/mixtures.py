@@ -7,9 +7,10 @@ tests/runtime/ops/test_native_experts.py compares.
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
+from msgspec import Struct
 from msgspec.structs import replace
 
 from headrace.runtime.ops.activations import unit
@@ -198,7 +199,7 @@ def expert_linear(x: mx.array, indices: mx.array, stack: Weight, _experts: int) 
     return gathered(x[:, None], stack, chosen, rows).reshape(*indices.shape, -1)
 
 
-class PartOps(NamedTuple):
+class PartOps(Struct, frozen=True):
     """The operations of any `Ops` that make a mixture of experts in parts."""
 
     linear: Callable[[mx.array, Weight], mx.array]

@@ -11,7 +11,7 @@ test_native_row_bits.py: any row has the same bits in every batch; tests/models/
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 from msgspec import Struct, field
@@ -106,7 +106,7 @@ def measure_regions(on: bool) -> None:
     kernels.measure_regions(on)
 
 
-class RegionTimes(NamedTuple):
+class RegionTimes(Struct, frozen=True):
     """Parallel regions of one kind of work since the measurement began, in the order of `kernels.region_times`.
 
     regions: their number.

@@ -15,7 +15,7 @@ Guard: tests/runtime/ops/test_passes.py.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import mlx.core as mx
 from msgspec import Struct, field
@@ -43,7 +43,7 @@ class SequenceRows(Struct, frozen=True):
     tables: Sequence[Sequence[int]]
 
 
-class KVKind(NamedTuple):
+class KVKind(Struct, frozen=True):
     """A layer's attention window, None for none, and the shape of its entries."""
 
     window: int | None

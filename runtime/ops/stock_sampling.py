@@ -8,9 +8,9 @@ B = rows, V = vocabulary, K = tokens that are left.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 import mlx.core as mx
+from msgspec import Struct
 
 from headrace.runtime.ops.weights import SampleRule
 
@@ -60,7 +60,7 @@ def sample(logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[int]) -
     return mx.where(use_sampled, sampled, best)
 
 
-class _Plan(NamedTuple):
+class _Plan(Struct, frozen=True):
     """The steps that some row needs; a function is compiled for each plan."""
 
     top_k: int  # of all rows; 0: none has one, or they differ

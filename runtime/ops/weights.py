@@ -84,7 +84,7 @@ class Rope(Struct, frozen=True, eq=False, weakref=True):
     amplitude: float = 1.0
 
 
-class BlockChooser(NamedTuple):
+class BlockChooser(Struct, frozen=True, eq=False):
     """An indexer that chooses whole blocks of entries for each K/V head; see `runtime.ops.block_sparse`."""
 
     heads: "AttentionSpec"  # of its queries, one for each K/V head, and of its keys, which all share
@@ -146,7 +146,7 @@ class AttentionSpec(Struct, frozen=True, eq=False, weakref=True):
         return self.projects != "q"
 
 
-class LatentExperts(NamedTuple):
+class LatentExperts(Struct, frozen=True, eq=False):
     """Projections of a token to the input of its experts (L numbers), and of their weighted sum back (Kimi K3)."""
 
     into: Weight  # (L, E)

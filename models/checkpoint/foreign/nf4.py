@@ -13,7 +13,9 @@ Blocks run over the flattened matrix. With double quantization the scales are 8-
 
 from collections.abc import Mapping
 from math import isfinite, prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from headrace.models.checkpoint.foreign.matrices import ForeignMatrix
 from headrace.models.checkpoint.shard_header import read_small_object
@@ -27,7 +29,7 @@ STATES = (".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
 _NESTED = {"nested_scales": "nested_absmax", "nested_table": "nested_quant_map"}
 
 
-class CodedMatrix(NamedTuple):
+class CodedMatrix(Struct, frozen=True):
     """Facts of a 4-bit matrix (N, K)."""
 
     shape: tuple[int, int]

@@ -14,6 +14,7 @@ import click
 import pexpect
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import asdict
 
 from headrace.app.chat import download_plan
 from headrace.app.cli.bench.command import bench
@@ -560,7 +561,7 @@ def test_files_in_the_hubs_cache_stay_while_another_model_needs_them(store: Stor
         entry = store.root / name
         entry.mkdir(parents=True)
         (entry / "config.json").write_text("{}")
-        (entry / "headrace.json").write_text(json.dumps(its._asdict()))
+        (entry / "headrace.json").write_text(json.dumps(asdict(its)))
     needed = {name: _unshared_files(store, name) is None for name in files}
     assert needed == {"a": True, "b": True, "c": False, "d": True, "e": False, "f": True, "g": True}
 
@@ -596,6 +597,6 @@ def test_list_and_rm_know_the_adapters_in_the_hubs_cache(
     entry = store.root / "beside"  # a model whose file lies beside the adapter
     entry.mkdir(parents=True)
     (entry / "config.json").write_text("{}")
-    (entry / "headrace.json").write_text(json.dumps(CachedFiles("org/lora", "1" * 40, "m.gguf")._asdict()))
+    (entry / "headrace.json").write_text(json.dumps(asdict(CachedFiles("org/lora", "1" * 40, "m.gguf"))))
     assert "shares files" in run("rm", "org/lora", "--yes", code=2).stderr
     assert folders["main"].is_dir()

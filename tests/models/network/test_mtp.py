@@ -146,10 +146,10 @@ def test_a_head_is_loaded_whichever_network_runs_the_model(tmp_path: Path, kind:
     write_model(tmp_path, kind)
     checkpoint = open_checkpoint(tmp_path)
     config = own_decoder(checkpoint)
-    make, nbytes, _ = sized_network(checkpoint, config, None, shape_to_run(checkpoint, config), None, None)
-    network = make()
+    sized = sized_network(checkpoint, config, None, shape_to_run(checkpoint, config), None, None)
+    network = sized.make()
     assert network.draft_head is not None
-    assert nbytes > 0
+    assert sized.weights > 0
     prompt = [3, 1, 4, 1, 5]
     tokens = [
         [token for event in Engine(network, context_limit=64).generate(Request(prompt, 12, speculate=choice))

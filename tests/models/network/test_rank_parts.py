@@ -64,12 +64,12 @@ def _load(checkpoint: Any, rank: int) -> tuple[int, int]:
         return inner(part)
 
     with patch.object(FilePart, "read", read), patch.object(file_parts, "read_arrays", return_value={}):
-        make, _, _ = loaded_rank.sized(checkpoint, own_decoder(checkpoint), ops.select(), mx.bfloat16, None, None)
+        sized = loaded_rank.sized(checkpoint, own_decoder(checkpoint), ops.select(), mx.bfloat16, None, None)
         assert not counted
         mx.reset_peak_memory()
         before = mx.get_active_memory()
         tracemalloc.start()  # numpy's arrays
-        network = make()
+        network = sized.make()
         mx.eval(network.arrays)
         peak = mx.get_peak_memory() - before + tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
