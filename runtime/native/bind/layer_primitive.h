@@ -1,10 +1,20 @@
 // All decoder layers as one node of MLX's lazy graph.
 //
-// The node runs the five calls of each layer in a single task, with intermediate rows in the task's buffers. Five nodes per layer cost
-// more in graph building and dispatch than attention, and fill MLX's queue, so that no step could be built ahead.
+// The node runs the calls of each layer in a single task, with intermediate rows in the task's buffers. A plain layer
+// has five: qkv, attention, output, gate_up and down. Five nodes per layer cost more in graph building and dispatch
+// than attention, and fill MLX's queue, so that no step could be built ahead.
 //
-// A new kind of layer is a parameter of LayerPlan (with a check of its shapes), a call of run_layer, and a field of the plan in
-// runtime/ops/native_plans.py. Guard: tests/runtime/ops/test_passes.py (a network together and alone); tests/parity/test_numpy_decoder.py.
+// A new kind of layer is a call in run_layer, and a parameter of LayerPlan, whose constructor checks the shapes. Python
+// passes parameters by position, so a new one has the same place (best the last) in
+//   - LayerPlan's constructor, here and in layer_primitive.cpp,
+//   - bind/module.cpp: the lambda's parameters, its call of LayerPlan, and the list of names,
+//   - `LayerPlan.__init__` in runtime/_native.pyi,
+//   - the call of `kernels.LayerPlan` in `layer_plan()` of runtime/ops/native_plans.py. `_runs_by_operations` there
+//     must not refuse such layers.
+// A new norm is a field of LayerNorms, in the same order in module.cpp, _native.pyi and `_layer_norms()` of
+// native_plans.py, and a pointer of LayerPlan.
+//
+// Guard: tests/runtime/ops/test_passes.py (a network together and alone); tests/parity/test_numpy_decoder.py.
 #pragma once
 
 #include <memory>
@@ -47,10 +57,13 @@ class LayerPlan : public std::enable_shared_from_this<LayerPlan> {
             const std::optional<OwnInput>& own_input, const std::optional<Gates>& mixer_ends = std::nullopt,
             const CurveNumbers& curve = std::nullopt);
 
+  // Whether the layer needs rows (N, E) for a result that is normalized before it is added: of attention, of the
+  // feed-forward, or of the layer's own input.
   bool has_branch() const { return attention_post != nullptr || mlp_post != nullptr || own_gate != nullptr; }
 
-  // Parameters of a task. E = width, F = feed-forward size. `qkv` are the projections into attention or into the mixer. Norms are
-  // nullptr where there are none.
+  // Parameters of a task. E = width, F = feed-forward size. `qkv` are the projections into attention or into the mixer.
+  // Matrices, plans and norms that a layer lacks are nullptr. The constructor's body sets the norms; `after_input`, of
+  // an own input, stays nullptr without one.
   std::shared_ptr<AttentionPlan> attention;
   std::shared_ptr<MatrixHandle> qkv, output, gate_up, down;
   std::shared_ptr<ExpertsPlan> experts;

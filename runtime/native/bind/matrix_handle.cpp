@@ -189,6 +189,8 @@ MatrixHandle::MatrixHandle(const mx::array& data, const std::optional<mx::array>
 void MatrixHandle::fill() {
   if (!sources_.has_value()) return;
   const Sources from = *std::exchange(sources_, std::nullopt);
+
+  // Evaluate all arrays at once. Those to interleave stay in the parts of a concatenation that MLX has not made yet.
   std::vector<mx::array> arrays{from.data};
   if (from.scales.has_value()) arrays.push_back(*from.scales);
   if (from.offsets.has_value()) arrays.push_back(*from.offsets);
@@ -205,6 +207,8 @@ void MatrixHandle::fill() {
   for (Parts& parts : stored) {
     for (mx::array& part : parts) part = row_contiguous(part);
   }
+
+  // Move offsets, or drop them if the matrix is symmetric.
   const auto moved = [&](const Parts& parts) { return view_.rounds() ? interleaved(parts) : in_huge_pages(parts[0]); };
   if (from.offsets.has_value()) {
     auto every = symmetric<Type::f32>;
@@ -219,6 +223,8 @@ void MatrixHandle::fill() {
       view_.offsets = offsets_->data<void>();
     }
   }
+
+  // Move scales and data, and convert the bias.
   if (from.scales.has_value()) {
     scales_ = moved(stored[1]);
     view_.scales = scales_->data<void>();

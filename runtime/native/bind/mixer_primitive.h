@@ -26,6 +26,10 @@ struct MixerVectors {
 class MixerPlan : public std::enable_shared_from_this<MixerPlan> {
  public:
   // Throws std::invalid_argument for unknown kinds and inconsistent shapes.
+  //
+  // steps: least and most of the step after its softplus, "ssm" only. silu: SiLU after a "conv" without gates.
+  // Python's order is that of runtime/_native.pyi and module.cpp: this one, but with the vectors one by one in place of
+  // `vectors`, and `wkv` after `most_beta`.
   MixerPlan(const std::string& kind, int heads, int key_heads, int dim, int rows, MixerVectors vectors, bool norm_first, float eps,
             std::pair<float, float> steps, float most_beta = 1.0f, bool gated = true, bool silu = false,
             bool mixes_values = false);
@@ -39,7 +43,7 @@ class MixerPlan : public std::enable_shared_from_this<MixerPlan> {
 
   MixerShape shape_;
   std::vector<mx::array> vectors_;
-  std::vector<float> scales_;
+  std::vector<float> scales_;  // (Dk) q_scale, then (Dk) k_scale; empty unless "delta" or "kda"
 };
 
 // x (1, N, projected) float32: rows of several sequences, `counts` of each; states: one of each, (state_floats). Returns y (1, N, Hv * Dv)

@@ -11,7 +11,7 @@ namespace headrace {
 
 namespace mx = mlx::core;
 
-// Token selection of a row: greedy at temperature 0, else sampled with 64 random bits.
+// Token selection of a row: greedy at temperature 0, else sampled with the highest 53 of 64 random bits.
 struct SampleRow {
   SampleRule rule;
   uint64_t random = 0;

@@ -13,7 +13,11 @@ namespace headrace {
 
 namespace mx = mlx::core;
 
-// Memory of MLX's allocator, which returns null if there is none. Throws std::bad_alloc.
+// Functions that allocate throw std::bad_alloc if there is no memory. Those that take a shape throw
+// std::invalid_argument for negative sizes, and for arrays of more than about 128 GiB.
+
+// Uninitialised memory of MLX's allocator, for array::set_data. The allocator returns null if there is none; this
+// throws std::bad_alloc instead, so every node's outputs go through it.
 mx::allocator::Data allocated(size_t bytes);
 
 // An uninitialised array in a slab that it shares with others.

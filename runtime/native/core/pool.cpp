@@ -140,7 +140,7 @@ void Pool::run_region(int64_t tasks, Call call, void* context, bool worth_sharin
   epoch_ = (epoch_ + 1) & kEpochMask;
   const int sharing = std::min(threads, started_ + 1);
   sharing_.store(sharing, std::memory_order_relaxed);
-  for (int i = 0; i < sharing; ++i) {
+  for (int i = 0; i < sharing; ++i) {  // the same split as in Pool::first_task, or prefetches miss
     const auto begin = static_cast<uint64_t>(tasks * i / sharing), end = static_cast<uint64_t>(tasks * (i + 1) / sharing);
     ranges_[i].left.store(pack(epoch_, begin, end), std::memory_order_seq_cst);
   }

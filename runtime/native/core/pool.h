@@ -66,7 +66,8 @@ class Pool {
   void label(Work work) { label_.store(work, std::memory_order_relaxed); }
   WorkTimes times(Work work) const;
 
-  // The first task of a participant's range in a region of `tasks` shared by all threads.
+  // The first task of a participant's range in a region of `tasks` shared by all threads, for prefetches. The same
+  // split as in run_region.
   int64_t first_task(int64_t tasks, int number) const { return tasks * number / threads(); }
 
   // Runs body(Tasks&) on every participant, or on the caller alone unless worth_sharing. The body must claim until next() is false

@@ -1,5 +1,8 @@
-// Instruction sets of this processor, if the operating system supports their registers. dispatch.cpp is the only caller. A set that is
-// wrongly reported ends the process by an illegal instruction. Guard: runtime/native/tests/driver.cpp runs every set that is reported.
+// Instruction sets of this processor, if the operating system supports their registers. A set that is wrongly reported
+// ends the process by an illegal instruction. Guard: runtime/native/tests/driver.cpp runs every set that is reported.
+//
+// Callers: dispatch.cpp, at run time, and CMakeLists.txt, which compiles and runs `has_avx512` and `has_avx2` by name
+// to choose the sets to build for this machine. After a rename the check fails without an error: the set is not built.
 #pragma once
 
 #if defined(__x86_64__)

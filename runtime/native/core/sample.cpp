@@ -45,7 +45,8 @@ struct Candidates {
   }
 };
 
-// Divide logits into x, padded; returns the maximum, or NaN if any is.
+// Divide logits into x, padded. Returns the maximum; with a NaN, NaN; with infinities of both signs, the maximum or NaN
+// (the padding is minus infinity).
 float fill(const Kernels& kernels, const float* logits, int64_t n, float divisor, float* x) {
   const int64_t whole = n / kScorePad * kScorePad;
   float top = kernels.divided(logits, whole, divisor, x);

@@ -15,11 +15,12 @@ struct SampleRule {
   float min_p = 0;        // 0: all
 };
 
-// The token of logits (n) sampled with 53 bits of `random`, in vocabulary order. Of equal logits at a cut the first stay. The first
-// NaN, if any; the first maximum, if no logit is finite.
+// The token of logits (n) sampled with the highest 53 bits of `random`, in vocabulary order. Of equal logits at a cut
+// the first stay. With a NaN, the first NaN or plus infinity, after the division by the temperature; without one, the
+// first maximum if that is infinite.
 uint32_t sample(const Kernels& kernels, const float* logits, int64_t n, const SampleRule& rule, uint64_t random);
 
-// The first maximum, or the first NaN.
+// The first maximum; with a NaN, the first NaN or plus infinity.
 uint32_t likeliest(const Kernels& kernels, const float* logits, int64_t n);
 
 }  // namespace headrace

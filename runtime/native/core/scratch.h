@@ -1,4 +1,4 @@
-// Per-thread scratch memory, kept between calls, so that a decode step allocates nothing.
+// Per-thread scratch memory, kept between calls, so that kernels' rows and scores are not allocated in each step.
 //
 // Guard: builds for the address sanitizer give exact sizes (runtime/native/tests/sanitize.sh); pools.cpp uses it from many threads.
 #pragma once
@@ -41,11 +41,37 @@ class Scratch {
   int64_t size_ = 0;
 };
 
-// Slots of a thread's memory; a slot belongs to one kernel at a time.
+// Slots of a thread's memory, and their users; a slot belongs to one kernel at a time. "layer" is
+// bind/layer_primitive.cpp, the other files are in core/.
 enum class Slot {
-  shared_rows, rows, panel, tile, scores, states, output, wide, heads, logits, routing, inner, products, other_rows,
-  weights, unpacked, cut_logits, cut_weights, mixed, beside,
-  beside_heads, branch, other_branch, own_input, received, kCount
+  shared_rows,   // linear, experts: prepared rows, for all threads; attend: queries
+  rows,          // linear, experts: one normalized row; experts: a router's scores; attend: a key and a value
+  panel,         // linear: one prepared row; experts: prepared rows of an expert's tokens;
+                 // attend_prefill, attend_rounded: keys and values
+  tile,          // experts: those rows for `up`; attend: heads normalized together; attend_prefill: sums;
+                 // attend_rounded: queries and states of one tile
+  scores,        // attend_decode, attend_prefill: scores; mixer: memory of a head's task
+  states,        // attend_decode, attend_prefill: softmax states; attend_rounded: queries and states of all tiles
+  output,        // linear, experts: products of a task
+  wide,          // layer: rows between qkv and attention, then between gate_up and down
+  heads,         // layer: rows between attention or the mixer and its output projection
+  logits,        // sample: logits; experts: a router's logits; layer: gates of `down`
+  routing,       // experts: Routing
+  inner,         // experts: rows between up and down; indices of pairs
+  products,      // experts: products of `down` with several tokens
+  other_rows,    // experts: prepared rows for `up`, if those for `gate` do not suit it
+  weights,       // sample: weights of all tokens
+  unpacked,      // attend.h: packed keys and values as floats
+  cut_logits,    // sample: logits around a cut
+  cut_weights,   // sample: their weights
+  mixed,         // mixer: rows of the convolution; layer: gates of attention
+  beside,        // layer: rows between `mixer_in` and a mixer next to attention
+  beside_heads,  // layer: rows between that mixer and `mixer_out`
+  branch,        // layer: rows to normalize before they are added
+  other_branch,  // layer: results of experts
+  own_input,     // layer: rows between `own_gate` and `own_projection`
+  received,      // bind/peer_primitive.cpp: rows of the other rank
+  kCount
 };
 
 inline float* scratch(Slot slot, int64_t n) {

@@ -19,7 +19,7 @@
 namespace headrace {
 namespace {
 
-constexpr std::size_t kStrand = std::size_t{16} << 10;  // bytes of one stream before the next one's turn
+constexpr std::size_t kStrand = std::size_t{16} << 10;  // adjacent bytes of a stream; the next stream's follow them
 constexpr std::size_t kAhead = 1024;                    // prefetch distance in bytes
 constexpr std::size_t kHuge = std::size_t{2} << 20;
 constexpr std::size_t kLine = 64;
@@ -75,7 +75,8 @@ StreamingRead::StreamingRead(std::size_t bytes, int threads, int streams) : thre
   madvise(data_, mapped_, MADV_HUGEPAGE);  // as for weights
 #endif
   try {
-    // First touch by its own thread places a share in the memory next to its core.
+    // First touch places a share in the memory next to the core that runs this. It is a hope that later passes read it
+    // from there: each call starts new threads, and none is bound to a core.
     on_all_threads([this](int thread) { std::memset(data_ + static_cast<std::size_t>(thread) * share_, 1, share_); });
   } catch (...) {
     munmap(data_, mapped_);

@@ -14,7 +14,9 @@
 
 namespace headrace::HEADRACE_ISA {
 
-constexpr int kMeet = W == 16 ? 8 : 4;   // numbers of an entry per group of vectors, limited by registers
+// Sums of each vector of queries at once, limited by registers: for scores of kMeet entries, for values of kMeet
+// numbers of the head.
+constexpr int kMeet = W == 16 ? 8 : 4;
 constexpr float kWeightSum = 262000.0f;  // and half a unit more for each entry: times 8191 less than 2^31
 constexpr float kUnseen = -1e38f;        // score of masked entries: below kLowest, so without weight
 constexpr float kLn2 = 0.693147181f;
@@ -233,7 +235,7 @@ inline void attend_rounded(const EntryBlock& block, int64_t first, int64_t dim, 
   if (before != nullptr) finish_lanes<kRowVectors>(block, 0, dim, *before);
 }
 
-// Merge the state of `other` into `rows` and clear it. An empty state changes no bit.
+// Merge the state of `other` into `rows` and clear it. An empty state changes at most the sign of a zero: -0 + 0 is +0.
 inline void merge(const QueryRows& rows, const QueryRows& other, int64_t dim) {
   for (int64_t r = 0; r < kRoundedRows; r += W) {
     const vf before = load(rows.top + r), here = load(other.top + r), now = max(before, here);

@@ -1,7 +1,8 @@
 // Activation rows times a matrix in floats (integers: bands.cpp).
 //
 // Rows do not affect each other: k is split into slabs; a slab's products are summed per lane in order, then the lanes, then the slabs
-// in order. One row streams the weights; for more, a few unpacked weight rows at a time stay in the L1 for all of them.
+// in order. Up to F::kStreamed rows stream the weights: one, but on AVX2 and AVX-512 four for plain weights, fp8, and
+// 3, 5 and 6 bits (weights.h). For more rows, a few unpacked weight rows at a time stay in the L1 for all of them.
 //
 // Below, x has prepared rows of activations (prepare.h), or a slab of them, `stride` floats apart. y[m * ldy + r] is the product of
 // activation row m with weight row r of the call: rows of y are `ldy` floats apart. `apart` is the distance of weight rows that are read

@@ -1,4 +1,5 @@
-// Attention of a few queries over packed K/V (core/packed.h), with both products in integers.
+// Packing, unpacking and attention: K/V in the layout of core/packed.h. The attention of a few queries has both
+// products in integers.
 //
 // A query is rounded to 16 bits, its largest magnitude / 32767, and multiplied with the codes of keys: sums are exact within a group,
 // then scaled. For values, an entry's softmax weight times its group's scale is rounded to 15 bits of the largest in the chunk (not
