@@ -19,7 +19,7 @@ from msgspec.structs import force_setattr
 
 from headrace.runtime.config import environment
 from headrace.runtime.ops import mixtures, recurrent, reference
-from headrace.runtime.ops.activations import STOCK_ONLY, Curve, GatedCurve, Xielu, unit
+from headrace.runtime.ops.activations import ACTIVATIONS, STOCK_ONLY, Curve, GatedCurve, Xielu, unit
 from headrace.runtime.ops.kv_format import FLOAT16, KVFormat, plain
 from headrace.runtime.ops.layer_weights import LayersNode, LayerWeights
 from headrace.runtime.ops.mixers import MixerSpec
@@ -324,8 +324,8 @@ def norm_linear(x: mx.array, norm: mx.array | None, eps: float, w: Weight) -> mx
 
 def glu(gate: mx.array, up: mx.array, activation: str | GatedCurve) -> mx.array:
     """Apply a gated linear unit to separate gate and up projections. (B, T, F) twice -> (B, T, F)."""
-    if isinstance(activation, GatedCurve) or activation in STOCK_ONLY:
-        return reference.glu(gate, up, activation)
+    if isinstance(activation, GatedCurve) or activation in STOCK_ONLY or activation not in ACTIVATIONS:
+        return reference.glu(gate, up, activation)  # KeyError for one without a gate, such as "relu2"
     if gate.shape != up.shape or not _floats(gate, up):
         return reference.glu(gate, up, activation)
     return kernels.gated(gate, up, activation)
@@ -333,7 +333,7 @@ def glu(gate: mx.array, up: mx.array, activation: str | GatedCurve) -> mx.array:
 
 def activate(x: mx.array, activation: str) -> mx.array:
     """Apply "silu" or "gelu" by itself."""
-    if not _floats(x):
+    if not _floats(x) or activation not in ACTIVATIONS:
         return reference.activate(x, activation)
     return kernels.gated(x, None, activation)
 

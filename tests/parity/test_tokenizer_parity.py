@@ -102,11 +102,11 @@ def test_decoded_and_streamed_texts_are_those_of_transformers(pair: Pair) -> Non
     ours, theirs = pair
     for text in NASTY:
         for ids in (ours.encode(text), ours.encode(text, special=True)[::-1]):
-            for skip in (True, False):
-                text_of_all = theirs.decode(ids, skip_special_tokens=skip)
-                assert ours.decode(ids, skip_special=skip) == text_of_all
-                stream = ours.detokenizer(skip_special=skip)
-                assert "".join(map(stream.add, ids)) + stream.finish() == text_of_all
+            assert ours.decode(ids, skip_special=False) == theirs.decode(ids, skip_special_tokens=False)
+            text_of_all = theirs.decode(ids, skip_special_tokens=True)
+            assert ours.decode(ids) == text_of_all
+            stream = ours.detokenizer()
+            assert "".join(map(stream.add, ids)) + stream.finish() == text_of_all
 
 
 @pytest.mark.sampled

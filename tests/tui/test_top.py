@@ -83,7 +83,7 @@ def test_rows_of_answers_appear_and_disappear() -> None:
 
 
 def test_an_endless_turn_keeps_the_newest_answers() -> None:
-    metrics = TurnAnswers((), most=3)
+    metrics = TurnAnswers((), max_rows=3)
     for number in range(1, 9):
         for event in answer(number, ended=number != 2):
             assert metrics.has(event)
@@ -96,7 +96,7 @@ def test_an_endless_turn_keeps_the_newest_answers() -> None:
 
 
 def test_the_speed_begins_anew_after_a_rest() -> None:
-    metrics = TurnAnswers((), most=3)
+    metrics = TurnAnswers((), max_rows=3)
     for tokens in (0, 100, 200, 0, 50):
         metrics.take(status({}, tokens))
     assert metrics.rate_average is None or metrics.rate_average >= 0
@@ -129,7 +129,7 @@ def test_the_cache_meter_counts_no_tokens_of_ended_answers() -> None:
 
 
 def test_the_chart_shows_steps_of_an_answer_that_runs() -> None:
-    metrics = TurnAnswers((), most=16)
+    metrics = TurnAnswers((), max_rows=16)
     ended = delta(1, "", [record(index, 10 + index) for index in range(9)], 0.05)
     for event in [Prefill(1, 9, 9, 3), ended, Done(1, Finished("stop", make_summary()))]:
         metrics.take(event)

@@ -16,7 +16,7 @@ RECORD = StepRecord(0, 9, 0.1, 1, 1, 1, 1, 1, 1, 1)
 
 def deltas(pieces: list[str], *, thinks: bool, text_s: float = -1.0, opening: str = "") -> list[Delta]:
     """Return the deltas of an answer whose tokens complete these pieces."""
-    tokenizer: Any = SimpleNamespace(decode=str)
+    tokenizer: Any = SimpleNamespace(token_text=str)
     tokenizer.answer_stream = lambda *_, **__: SimpleNamespace(add=pieces.__getitem__, finish=lambda **_: "")
     text = AnswerText(tokenizer, Request([1]), thinks=bool(opening), has_kinds=thinks)
     answer: Any = SimpleNamespace(prompt=SimpleNamespace(opening=opening), ttft_s=None)

@@ -40,6 +40,16 @@ def test_activations_match_the_reference(activation: str) -> None:
     assert close(native.glu(x, up, activation), reference.glu(x, up, activation))
 
 
+@pytest.mark.parametrize("activation", ["relu2", "tanh_gelu"])
+def test_an_activation_without_a_gate_is_refused(activation: str) -> None:
+    # The kernel would compute a sigmoid for it.
+    x = mx.ones((1, 1, 8))
+    with pytest.raises(KeyError):
+        native.glu(x, x, activation)
+    with pytest.raises(KeyError):
+        native.activate(x, activation)
+
+
 @pytest.mark.parametrize("width", [1, 19, 768])
 @pytest.mark.parametrize("biased", [True, False])
 def test_layer_norm_matches_the_reference(width: int, *, biased: bool) -> None:
