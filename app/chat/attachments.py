@@ -40,7 +40,7 @@ _TEXT_SUFFIXES = re.compile(
     re.IGNORECASE,
 )
 MAX_FILES = 100  # of a folder or pattern: more are hardly meant, such as those of `@~/`
-_MAX_ENTRIES = 20_000  # searched in a folder: a fraction of a second
+_MAX_ENTRIES = 40_000  # searched for a folder or pattern, which takes a fraction of a second; twice each for `**/*`
 
 
 def unquoted(path: str) -> str:
@@ -128,7 +128,7 @@ def _stands_for(name: str, attachment: Attachment) -> bool:
     """True if this name, or a folder or pattern of this name, gave the attachment."""
     try:
         path = Path(name).expanduser()
-    except RuntimeError:
+    except (RuntimeError, ValueError):
         path = Path(name)
     inside = path in PurePath(attachment.name).parents or fnmatch(attachment.name, str(path))
     return attachment.name == path.name or inside
@@ -213,10 +213,15 @@ def _is_file(name: str) -> bool:
 
 
 def is_file_group(name: str) -> bool:
-    """True if this is an existing folder, or a pattern that matches a file; an existing file is neither."""
+    """True if this is an existing folder, or a pattern that matches a file; an existing file is neither.
+
+    Also true for a pattern that would search too many entries: `files_of` refuses it.
+    """
     try:
         path = Path(name).expanduser()
-        return not path.is_file() and (path.is_dir() or next(_fitting(path), None) is not None)
+        return not path.is_file() and (path.is_dir() or next(_files(path, name), None) is not None)
+    except UsageError:
+        return True
     except (OSError, RuntimeError, ValueError):
         return False
 
@@ -224,17 +229,14 @@ def is_file_group(name: str) -> bool:
 def files_of(name: str) -> list[str] | None:
     """Return the sorted files, without hidden ones, at most MAX_FILES + 1; None for anything but a folder or pattern.
 
-    The paths begin as `name` does.
+    The paths begin as `name` does. Raises UsageError if more than _MAX_ENTRIES entries would have to be searched.
     """
     try:
         path = Path(name).expanduser()
         if path.is_file():
             return None
         is_folder = path.is_dir()
-        files = _fitting(path)
-        if is_folder:
-            files = _below(path)
-        paths = sorted(islice(files, MAX_FILES + 1))
+        paths = sorted(islice(_files(path, name), MAX_FILES + 1))
     except (OSError, RuntimeError, ValueError):
         return None
     if not paths and not is_folder:
@@ -242,23 +244,55 @@ def files_of(name: str) -> list[str] | None:
     return paths
 
 
-def _fitting(pattern: Path) -> Iterator[str]:
-    """Yield the files that match a pattern, none without a wildcard."""
-    if not glob.has_magic(str(pattern)):
-        return
-    for name in islice(glob.iglob(str(pattern), recursive=True), _MAX_ENTRIES):  # noqa: PTH207 - absolute or not
-        if Path(name).is_file():
-            yield name
+def _files(path: Path, name: str) -> Iterator[str]:
+    """Yield the files below a folder, without hidden ones, or those that match a pattern. name: as typed."""
+    if path.is_dir():
+        yield from _Search(name).files(path, ("**",))
+    elif glob.has_magic(str(path)):
+        yield from _Search(name).files(Path(), path.parts)
 
 
-def _below(folder: Path) -> Iterator[str]:
-    """Yield the files in and below a folder, without hidden ones; ends after _MAX_ENTRIES entries."""
-    seen = 0
-    for at, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(files):
-            if not name.startswith("."):
-                yield str(Path(at) / name)
-        seen += len(files) + len(folders)
-        if seen > _MAX_ENTRIES:
+class _Search:
+    """Search of folders for files, which ends with UsageError after _MAX_ENTRIES entries, matching or not.
+
+    Wildcards are those of `glob`: `**` stands for any folders, and matches no link to a folder.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Begin a search. name: as typed, for the error."""
+        self._name = name
+        self._count = 0  # of entries
+
+    def files(self, folder: Path, parts: Sequence[str]) -> Iterator[str]:
+        """Yield the files whose paths below a folder match the parts of a pattern."""
+        part, *rest = parts
+        if not glob.has_magic(part):
+            path = folder / part
+            if rest:
+                yield from self.files(path, rest)
+            elif path.is_file():
+                yield str(path)
             return
+        is_any = part == "**"
+        if is_any and rest:  # `**` stands for no folder, too
+            yield from self.files(folder, rest)
+        for entry in self._entries(folder):
+            if entry.name.startswith(".") and not part.startswith("."):
+                continue
+            if is_any and entry.is_dir(follow_symlinks=False):
+                yield from self.files(folder / entry.name, parts)
+            elif rest and not is_any and fnmatch(entry.name, part) and entry.is_dir():
+                yield from self.files(folder / entry.name, rest)
+            elif not rest and (is_any or fnmatch(entry.name, part)) and entry.is_file():
+                yield str(folder / entry.name)
+
+    def _entries(self, folder: Path) -> list[os.DirEntry[str]]:
+        """Return the entries of a folder, none if it cannot be read."""
+        entries = []
+        with suppress(OSError), os.scandir(folder) as listing:
+            for entry in listing:
+                self._count += 1
+                if self._count > _MAX_ENTRIES:
+                    raise UsageError(f"{self._name}: too many files and folders to search; name a folder further down")
+                entries.append(entry)
+        return entries

@@ -1,11 +1,13 @@
 """Attachments named in a message, and files that are refused."""
 
+import glob
 import os
 import shutil
 from pathlib import Path
 
 import pytest
 
+from headrace.app.chat import attachments as attachments_module
 from headrace.app.chat.attachments import MAX_BYTES, parse_message, take_attachments, with_attachments
 from headrace.app.sessions.records import Attachment, Message
 from headrace.runtime.errors import UsageError
@@ -108,6 +110,34 @@ def test_folders_and_patterns_stand_for_their_text_files(text: str, names: list[
     _, attachments = take_attachments(text)
     assert [attachment.name for attachment in attachments] == names
     assert all(attachment.text.startswith("text of lib/") for attachment in attachments)
+
+
+@pytest.mark.parametrize(
+    "name", ["~/**/*.zzz", "~/lib/", "lib/**/*.zzz", "lib/*/*/*.py", "/**/*.zzz", "lib/[d]*/*.zzz"]
+)
+@pytest.mark.usefixtures("tree")
+def test_a_search_of_many_entries_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries count whether they match or not."""
+    monkeypatch.setattr(attachments_module, "_MAX_ENTRIES", 4)
+    with pytest.raises(UsageError, match="too many files and folders to search"):
+        take_attachments(f"see @{name}")
+
+
+@pytest.mark.usefixtures("tree")
+def test_only_folders_that_a_pattern_names_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attachments_module, "_MAX_ENTRIES", 4)
+    assert [attachment.name for attachment in take_attachments("@lib/deep/*.py")[1]] == ["lib/deep/b.py"]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["*", "**", "**/*", "*/*", "lib/**/*.py", "lib/.*", "lib/.h*/*", "./**/b.*", "lib/**/deep/*", "[ln]*", "*/../*.txt",
+     "**/deep/b.py", "lib/*/"],
+)  # fmt: skip
+def test_patterns_match_the_files_that_glob_matches(tree: Path, pattern: str) -> None:
+    for name in (pattern, f"{tree}/{pattern}"):
+        matches = glob.glob(str(Path(name)), recursive=True)  # noqa: PTH207
+        assert (attachments_module.files_of(name) or []) == sorted({path for path in matches if Path(path).is_file()})
 
 
 def test_an_edit_keeps_or_drops_the_files_of_a_folder_with_its_name(tree: Path) -> None:
