@@ -17,7 +17,7 @@ from headrace.models.registry.catalog import find, load_catalog
 from headrace.models.registry.hub_id import HubId
 from headrace.models.registry.progress import silent
 from headrace.models.registry.resolve import DEFAULT_MODEL, find_source, names_on_disk, stored_name
-from headrace.models.registry.source import CatalogName, LocalDirectory, LocalGGUF, parse_source
+from headrace.models.registry.source import CatalogName, LocalDirectory, LocalGGUF, parse_source, path_exists
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError
 from headrace.runtime.metrics.units import format_bytes
@@ -135,5 +135,5 @@ def check_model_name(name: str) -> None:
     source = find_source(base, store)
     if isinstance(source, CatalogName) and not store.has(source.name):
         find(source.name, lambda: names_on_disk(store))
-    if adapter is not None and (Path(adapter).expanduser().exists() or not isinstance(parse_source(adapter), HubId)):
+    if adapter is not None and (path_exists(adapter) or not isinstance(parse_source(adapter), HubId)):
         find_adapter(adapter, silent, fetch=False)

@@ -97,4 +97,8 @@ def read_grammar_file(name: str) -> str:
     """Return the text of a file with a JSON schema or a grammar. Raises UsageError."""
     from headrace.models.text.structured.schema_check import MAX_BYTES  # late: other files need no schemas
 
-    return decoded(read_bounded(Path(name).expanduser(), MAX_BYTES), name)
+    try:
+        path = Path(name).expanduser()
+    except (RuntimeError, ValueError):  # an unknown ~user, a NUL
+        raise UsageError(f"{name} cannot be read: no such file") from None
+    return decoded(read_bounded(path, MAX_BYTES), name)

@@ -18,7 +18,7 @@ from headrace.models.checkpoint.gguf_link import file_facts
 from headrace.models.registry.hub_id import HubId
 from headrace.models.registry.import_gguf import gguf_of
 from headrace.models.registry.progress import Progress
-from headrace.models.registry.source import parse_source
+from headrace.models.registry.source import parse_source, path_exists
 from headrace.models.registry.store import StoredModel
 from headrace.runtime.config.paths import cache_dir
 from headrace.runtime.errors import HeadraceError, ModelNotFoundError, UnsupportedModelError, UsageError
@@ -28,7 +28,7 @@ from headrace.runtime.machine.peaks import RECENT_DAYS
 def split_adapter(text: str) -> tuple[str, str | None]:
     """Return a model's name, and that of the adapter after it, if any. An existing path has none."""
     base, plus, adapter = text.partition("+")
-    if not plus or Path(text).expanduser().exists():
+    if not plus or path_exists(text):
         return text, None
     if not base or not adapter:
         raise UsageError(f"{text!a} lacks a model before the plus sign, or an adapter after it")
@@ -45,12 +45,9 @@ def find_adapter(text: str, progress: Progress, *, fetch: bool) -> Adapter | Pat
 
     Raises ModelNotFoundError, FetchError, UsageError, and what `open_adapter` raises.
     """
-    path = Path(text).expanduser()
-    if path.is_file():
-        return path.absolute()
-    if path.is_dir():
-        folder = path.absolute()
-        if not (folder / CONFIG_FILE).is_file():
+    if path_exists(text):
+        path = Path(text).expanduser().absolute()
+        if path.is_dir() and not (path / CONFIG_FILE).is_file():
             raise ModelNotFoundError(f"{path} has no {CONFIG_FILE}, so it is not an adapter")
     else:
         hub = parse_source(text)
@@ -60,11 +57,10 @@ def find_adapter(text: str, progress: Progress, *, fetch: bool) -> Adapter | Pat
             )
         from headrace.models.registry.fetch_hub import fetch_adapter  # late: imports huggingface_hub
 
-        fetched = fetch_adapter(hub, progress, fetch=fetch)
-        if fetched.is_file():
-            return fetched
-        folder = fetched
-    return open_adapter(folder)
+        path = fetch_adapter(hub, progress, fetch=fetch)
+    if path.is_file():
+        return path
+    return open_adapter(path)
 
 
 def converted(adapter: Path, base: StoredModel | None) -> Adapter:

@@ -9,6 +9,7 @@ Guard: tests/models/registry/test_other_programs.py.
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +83,20 @@ def find_foreign_hub(hub: HubId) -> ForeignModel | None:
     return fitting[0] if len(fitting) == 1 else None
 
 
+def _expanded(*names: str) -> list[Path]:
+    """Return the paths of these names, without those in the home of a user that has none."""
+    paths = []
+    for name in names:
+        with suppress(RuntimeError):
+            paths.append(Path(name).expanduser())
+    return paths
+
+
 def _ollama_folders() -> list[Path]:
     """Return the stores of this user and of the system's service."""
     if chosen := os.environ.get("OLLAMA_MODELS"):
-        return [Path(chosen).expanduser()]
-    return [Path("~/.ollama/models").expanduser(), Path("/usr/share/ollama/.ollama/models")]
+        return _expanded(chosen)
+    return [*_expanded("~/.ollama/models"), Path("/usr/share/ollama/.ollama/models")]
 
 
 def _ollama_models() -> Iterator[ForeignModel]:
@@ -134,7 +144,7 @@ def _blobs(folder: Path, digests: list[str]) -> list[Path] | None:
 
 def _lm_studio_folders() -> list[Path]:
     """Return LM Studio's folder of models, of today and of versions before 0.3."""
-    return [Path("~/.lmstudio/models").expanduser(), Path("~/.cache/lm-studio/models").expanduser()]
+    return _expanded("~/.lmstudio/models", "~/.cache/lm-studio/models")
 
 
 def _lm_studio_models() -> Iterator[ForeignModel]:

@@ -123,6 +123,14 @@ def parse_source(text: str) -> Source:
     raise UsageError(f"not a model name, path or hub id: {shorten(text)}", f"{FORMS}; a path starts with ./ or /")
 
 
+def path_exists(text: str) -> bool:
+    """Return whether a text is the path of an existing file or folder; `~` is allowed."""
+    try:
+        return Path(text).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # name too long, unknown ~user, NUL
+        return False
+
+
 def _refuse_other_hosts(text: str) -> None:
     """Raise UsageError with the way to use a model for the address of a host that is not the hub."""
     scheme = _SCHEME.fullmatch(text)

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from headrace.app.chat.download_plan import check_model_name, download_plan
-from headrace.runtime.errors import ModelNotFoundError
+from headrace.models.registry.adapters import find_adapter
+from headrace.models.registry.progress import silent
+from headrace.runtime.errors import ModelNotFoundError, UsageError
 from tests.support.adapters import write_adapter
 from tests.support.tiny import write_model
 
@@ -22,3 +24,14 @@ def test_a_model_is_named_with_its_adapter(tmp_path: Path, monkeypatch: pytest.M
         check_model_name(f"{base}+lake")
     with pytest.raises(ModelNotFoundError, match="so it is not an adapter"):
         check_model_name(f"{base}+{base}")
+
+
+@pytest.mark.parametrize("text", ["~nobody-has-this-name", "~nobody-has-this-name/lora", "x" * 5000, "a\0b"])
+def test_adapters_that_cannot_be_paths_are_refused(tmp_path: Path, text: str) -> None:
+    base = write_model(tmp_path / "base", "llama")
+    with pytest.raises(UsageError):
+        check_model_name(f"{base}+{text}")
+    with pytest.raises(UsageError):
+        check_model_name(f"{text}+{base}")
+    with pytest.raises(UsageError):
+        find_adapter(text, silent, fetch=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.app.config.bounded_input import decoded, json_object, read_bounded
+from headrace.app.config.bounded_input import decoded, json_object, read_bounded, read_grammar_file
 from headrace.runtime.errors import UsageError
 
 
@@ -33,6 +33,12 @@ def test_an_endless_device_is_refused() -> None:
 def test_an_unreadable_file_is_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         read_bounded(tmp_path / name, 9)
+
+
+@pytest.mark.parametrize("name", ["~nobody-has-this-name/schema.json", "~a\0b", "x" * 5000])
+def test_grammar_files_that_cannot_be_paths_are_named(name: str) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_grammar_file(name)
 
 
 def test_one_end_of_file_on_a_terminal_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:

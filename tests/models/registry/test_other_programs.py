@@ -35,6 +35,12 @@ def store(home: Path) -> Store:
     return Store(home / "store")
 
 
+@pytest.mark.usefixtures("home")
+def test_folders_of_a_user_without_a_home_have_no_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLLAMA_MODELS", "~nobody-has-this-name/models")
+    assert list(foreign_models()) == []
+
+
 def test_a_model_of_ollama_runs_by_its_name(home: Path, store: Store) -> None:
     blob = add_to_ollama(home, "registry.ollama.ai/library/tiny/1b")
     add_to_ollama(home, "registry.ollama.ai/library/other/latest")
