@@ -1,9 +1,11 @@
 """Errors of HTTP requests: status, message, and the shapes that OpenAI's and Anthropic's clients parse.
 
-Messages never have a path, a traceback or a key: unexpected errors become one general line. `application.py` catches
-every exception and makes an `ApiError` of it. Codes are public: clients compare them.
+Unexpected errors become one general line, without a traceback. A HeadraceError keeps its message, so callers keep paths
+of files out of it: `ServedEngine._not_loaded` of a load, `ServedModels._read_installed` of the store. `application.py`
+catches every exception and makes an `ApiError` of it. Codes are public: clients compare them.
 
-Guards: tests/app/server/test_guard.py and test_openai.py.
+Guards: tests/app/server/test_guard.py and test_openai.py. For paths: test_abuse.py for invalid requests,
+test_served_models.py for the store, test_several_models.py for a model that cannot be loaded.
 """
 
 import traceback

@@ -104,7 +104,7 @@ class ServedModels:
         if is_served(name, card, self._aliases - {"*"}):
             return self.first
         assert name is not None
-        model = model_named(name, await asyncio.to_thread(self._installed))
+        model = model_named(name, await self._read_installed())
         self.first.check_stopping()
         if model is not None and model.name == card.name:
             return self.first
@@ -117,7 +117,7 @@ class ServedModels:
     async def listed(self) -> list[tuple[InstalledModel, ServedEngine | None]]:
         """Return the other models that requests may name, each with its engine if it had one."""
         card = self.first.card or await self.first.loaded()
-        models = await asyncio.to_thread(self._installed)
+        models = await self._read_installed()
         return [(model, self._others.get(model.name)) for model in models if model.name != card.name]
 
     def stop(self, error: ApiError) -> None:
@@ -136,6 +136,14 @@ class ServedModels:
             if stay.admission is not None:
                 stay.admission.cancel()
         await asyncio.gather(*(engine.close() for engine in self.engines))
+
+    async def _read_installed(self) -> Sequence[InstalledModel]:
+        """Return the models that requests may name. Raises ApiError without the path that cannot be read."""
+        try:
+            return await asyncio.to_thread(self._installed)
+        except HeadraceError:
+            message = "the installed models cannot be read; `headrace models list` on the server's machine says why"
+            raise ApiError(503, message, "unavailable", retry_after=5) from None
 
     def _engine(self, model: InstalledModel) -> ServedEngine:
         engine = self._others.get(model.name)

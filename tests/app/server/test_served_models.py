@@ -17,6 +17,7 @@ from headrace.app.server.models import InstalledModel, model_named
 from headrace.app.server.served_models import ServedModels, memory_needed
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.shape_sources import shape_of_checkpoint
+from headrace.runtime.errors import HeadraceError, UsageError
 from headrace.runtime.machine.memory import MemoryBudget
 from tests.app.scripted_engine import CARD
 from tests.support.patience import PATIENCE_S
@@ -84,6 +85,26 @@ def make(log: list[str]) -> ServedModels:
         return cast(ServedEngine, Engine(model.name, log))
 
     return ServedModels(cast(ServedEngine, Engine("a", log, is_started=True)), engine, lambda: installed)
+
+
+@pytest.mark.parametrize("kind", [HeadraceError, UsageError])
+def test_an_unreadable_store_is_an_error_without_its_path(kind: type[HeadraceError], log: list[str]) -> None:
+    """Requests get the error: those that name a model which is not loaded, and those that list all."""
+
+    def installed() -> list[InstalledModel]:
+        raise kind("the models in /home/ann/models cannot be read", "make /home/ann a folder")
+
+    async def use() -> None:
+        first = cast(ServedEngine, Engine("a", log, is_started=True))
+        models = ServedModels(first, lambda model: cast(ServedEngine, Engine(model.name, log)), installed)
+        assert await models.find("a") is first
+        for request in (models.find("b"), models.listed()):
+            with pytest.raises(ApiError) as caught:
+                await request
+            assert caught.value.status == 503
+            assert "/home" not in caught.value.message
+
+    asyncio.run(use())
 
 
 def test_the_least_recently_used_model_is_unloaded(log: list[str]) -> None:
