@@ -26,11 +26,10 @@ _MISTRAL = {
 def growing_queries(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
     """Let the queries of all layers grow with their position (Ministral 3, Mistral 4). See `AttentionSpec.growth`."""
     section = Fields(fields.section("rope_parameters"))
-    beta = section.values.get("llama_4_scaling_beta")
-    length = section.count("original_max_position_embeddings")
     growth = None
-    if beta:
+    if section.values.get("llama_4_scaling_beta"):
         # The queries' factors begin at the position `length`: 0 ahead of it, unlike Llama 4.
+        length = section.count("original_max_position_embeddings")
         growth = section.positive("llama_4_scaling_beta"), length, 0
     return replace(decoder, layers=tuple(replace(layer, growth=growth) for layer in decoder.layers))
 

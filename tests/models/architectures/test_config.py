@@ -48,6 +48,17 @@ def test_other_architectures_are_left_to_mlx_lm(config: dict[str, Any]) -> None:
     assert decoder_config(config) is None
 
 
+def test_queries_that_do_not_grow_need_no_original_context() -> None:
+    config = mlx_lm_models.config_of("ministral3")
+    del config["rope_parameters"]
+    plain = decoder_config(normalized({**config, "rope_theta": 1e4}))
+    assert plain is not None
+    assert {layer.growth for layer in plain.layers} == {None}
+    growing = decoder_config(normalized(mlx_lm_models.config_of("ministral3")))
+    assert growing is not None
+    assert {layer.growth for layer in growing.layers} == {(0.3, 12, 0)}
+
+
 def test_phi_moe_with_two_amplitudes_is_left_to_mlx_lm() -> None:
     config = mlx_lm_models.config_of("phimoe-scaled")
     assert decoder_config(normalized(config)) is not None
