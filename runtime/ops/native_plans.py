@@ -1,11 +1,14 @@
-"""Weights, layers and passes in the native kernels' form, each made once.
+"""Weights, layers and passes in the native kernels' form.
 
-Plans are cached by the id of their specification and dropped with it.
+Plans of attention, experts and mixers are cached by the id of their specification and dropped with it. A plan of a
+whole layer is not: it belongs to the node that `native.fuse` makes.
 
 Arguments go to C++ by position: their order is that of runtime/_native.pyi. A feature that the kernels lack is a
 reason to return None here, and the layer then runs one operation at a time (`Decoder._block`).
 
-Guards: tests/runtime/ops/test_native_recurrent.py.
+Guards: tests/runtime/ops/test_native_kernels.py for `attention_plan` and `prepared_matrix`, test_native_experts.py for
+`experts_plan`, test_native_recurrent.py for `mixer_plan`, test_passes.py for `native_pass`; for `layer_plan`
+tests/parity/test_mlx_lm_families.py, which compares logits of whole models.
 """
 
 import weakref

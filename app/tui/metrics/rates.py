@@ -43,7 +43,7 @@ class StepTotals(Struct):
         batch = 1
         if whole_batch:
             batch = max(1, record.batch)
-        self.steps += 1 / batch if batch > 1 else 1
+        self.steps += 1 / batch
         self.records += 1
         self.tokens += record.tokens
         self.seconds += record.latency_s / batch
