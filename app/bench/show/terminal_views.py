@@ -7,13 +7,13 @@ Guards: tests/app/bench/test_views.py; tests/app/bench/compare/test_documents.py
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from headrace.app.bench.compare.documents import ComparedTest, RunComparison
+from headrace.app.bench.compare.documents import ComparedTest, RunComparison, Verdict
 from headrace.app.bench.compare.history import History, SavedRun
 from headrace.app.bench.measure.records import Result, RunDocument
 from headrace.app.bench.measure.result import DRIFT
@@ -26,7 +26,12 @@ from headrace.app.output.tables import Column, print_apart, print_lines, table_l
 from headrace.app.output.terminal import console, table_width
 from headrace.runtime.metrics.units import percent, speed_text
 
-_STYLES = {"slower": "bold red", "faster": "bold green", "too few repetitions": "yellow", "no result": "yellow"}
+_STYLES: Mapping[Verdict, str] = {
+    "slower": "bold red",
+    "faster": "bold green",
+    "too few repetitions": "yellow",
+    "no result": "yellow",
+}
 
 
 def show_run(document: RunDocument) -> None:
@@ -60,6 +65,7 @@ def _run_facts(document: RunDocument, width: int) -> list[tuple[str, Text]]:
         rows.append(("in words", Text(line)))
     rows += [("engine", Text(setup_line(setup))) for setup in document.engines]
     for name, line, style in labelled_lines(document):
+        # `formats.step_cost_line` begins with these words; here its label, "step", stands in their place.
         rows.append((name, Text(line.removeprefix("step cost: "), style=style)))
     if document.profile is not None:
         rows += profile_rows(document.profile, width)

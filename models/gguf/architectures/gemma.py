@@ -66,7 +66,7 @@ def _query_scale(config: Config, wide: bool) -> int:
 
 
 def _gemma4(metadata: Metadata, file: Contents, config: Config) -> Entries:
-    """Return the entries of Gemma 4. Raises UnsupportedModelError for layers whose sizes its class cannot have."""
+    """Return the entries of Gemma 4. Raises UnsupportedModelError for sizes of layers that its class cannot have."""
     count = layers_of(metadata)
     windowed = metadata.flags("{arch}.attention.sliding_window_pattern", count)
     kinds = [layer_type(slides) for slides in windowed]
@@ -74,9 +74,10 @@ def _gemma4(metadata: Metadata, file: Contents, config: Config) -> Entries:
     kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", count, minimum=1, maximum=HEADS)
     inner = metadata.per_layer("{arch}.feed_forward_length", count, minimum=1, maximum=WIDTH)
 
-    # Sizes: K/V heads by kind of layer; widths of layers with K/V of their own, and of the last ones
+    # Sizes: K/V heads by kind of layer; feed-forward widths of the layers with their own K/V, and of the last ones,
+    # which read earlier K/V. Each may have one value.
     heads = {kind: {n for n, each in zip(kv_heads, kinds, strict=True) if each == kind} for kind in (_SLIDING, _FULL)}
-    widths = {tuple(inner[: count - shared]), tuple(inner[count - shared :])}
+    widths = [inner[: count - shared], inner[count - shared :]]
     double = bool(shared) and inner[-1] == 2 * inner[0]
     if any(len(each) > 1 for each in heads.values()) or any(len(set(each)) > 1 for each in widths):
         raise UnsupportedModelError("a Gemma 4 with other sizes in each layer is not supported")
@@ -141,8 +142,8 @@ def _gemma4_kinds(config: Config) -> list[tuple[str, ...]]:
     """Return the groups of each layer of Gemma 4."""
     count = config["num_hidden_layers"]
     shared = config["num_kv_shared_layers"]
-    both = ["inputs"] if config["hidden_size_per_layer_input"] else []
-    both += ["experts"] if config["enable_moe_block"] else []
+    all_layers = ["inputs"] if config["hidden_size_per_layer_input"] else []  # groups that every layer has
+    all_layers += ["experts"] if config["enable_moe_block"] else []
     layer_kinds = []
     for layer, kind in enumerate(config["layer_types"]):
         name = "full" if kind == _FULL else "sliding"
@@ -155,7 +156,7 @@ def _gemma4_kinds(config: Config) -> list[tuple[str, ...]]:
             keys = (f"{name}_k",)
         else:
             keys = (f"{name}_k", f"{name}_v")
-        layer_kinds.append(("norms", name, *keys, "wide" if wide else "mlp", *both))
+        layer_kinds.append(("norms", name, *keys, "wide" if wide else "mlp", *all_layers))
     return layer_kinds
 
 
