@@ -1,8 +1,8 @@
 """Falcon-H1: Mamba-2 next to attention in every layer, and multipliers of its weights.
 
 The multipliers (maximal update parametrization, arXiv:2203.03466) are applied to the weights. MLX's conversions have
-all but that of the values folded in, and files of llama.cpp all. `key_multiplier` is no factor of weights here: it
-multiplies all scores.
+all but that of the values folded in. Files of llama.cpp have all folded in, so `gguf/architectures/mamba.py` sets
+their multipliers to 1 (`_ONES`). `key_multiplier` is no factor of weights here: it multiplies all scores.
 
 `architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
 Guard: tests/parity/test_mlx_lm_families.py, which compares logits with those of mlx-lm's classes.

@@ -76,7 +76,10 @@ def _experts(fields: Fields, layers: int) -> ExpertLayers:
 
 
 def _runs(fields: Fields) -> bool:
-    """Return False for other scores than sigmoids, and for heads without the part that other families turn."""
+    """Return False for a router without sigmoid scores, and for a config without `qk_rope_head_dim`.
+
+    mlx-lm's class of Kimi Linear takes 0 for that size; `latent_sizes` needs it above 0.
+    """
     stated = fields.values.get("moe_router_activation_func", "sigmoid")
     return stated == "sigmoid" and bool(fields.values.get("qk_rope_head_dim"))
 
@@ -130,7 +133,7 @@ def _name_text(config: Config) -> None:
 
 
 def _older_keys(config: Config) -> None:
-    """Add the section of delta networks."""
+    """Add `linear_attn_config`, the section of published configs, from the keys of transformers' class."""
     kinds = config.get("layer_types")
     if not isinstance(kinds, list) or config.get("linear_attn_config") is not None:
         return
@@ -141,7 +144,7 @@ def _older_keys(config: Config) -> None:
         "head_dim": config.get("linear_head_dim"),
         "short_conv_kernel_size": config.get("linear_conv_kernel_dim", 4),
     }
-    config.setdefault("rope_theta", 10000.0)  # its class takes one, and rotates nothing
+    config.setdefault("rope_theta", 10000.0)  # mlx-lm's class requires it, and rotates nothing
 
 
 _NAMES = (

@@ -30,9 +30,10 @@ def _turns(fields: Fields, layers: int) -> list[bool]:
 
 
 def _runs(fields: Fields) -> bool:
-    """Return False where mlx-lm and transformers rotate different layers, of which the config lists none.
+    """Return False if mlx-lm and transformers would rotate different layers.
 
-    transformers' class counts the period from the last layer backwards, which is full attention always.
+    Both follow `layer_rope_theta`. Without it, transformers' class counts the period from the last layer backwards, so
+    that layer always has full attention.
     """
     if fields.values.get("layer_rope_theta") is not None:
         return True

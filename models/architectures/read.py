@@ -35,6 +35,8 @@ def decoder_config(config: Mapping[str, object]) -> DecoderConfig | None:
     """Return the decoder configuration, or None if headrace's own decoder does not support the config.
 
     config: of a text-only model, as `models.checkpoint.text_part` returns it.
+    Raises UnsupportedModelError for an activation or a value that the decoder does not compute, and CheckpointError for
+    missing or contradictory values.
     """
     architecture = architecture_of(config)
     family = architecture.family
@@ -78,7 +80,7 @@ def decoder_config(config: Mapping[str, object]) -> DecoderConfig | None:
         kv_heads=kv_heads,
         head_dim=head_dim,
         vocab_size=fields.count("vocab_size"),
-        context_length=fields.count("max_position_embeddings", default=2048),
+        context_length=fields.count("max_position_embeddings", default=2048),  # as in transformers' LlamaConfig
         norm_eps=fields.positive(architecture.eps),
         tied_embeddings=bool(config.get("tie_word_embeddings", architecture.tied)),
         layers=layers_of(fields, architecture, family, rope, local_rope),

@@ -62,8 +62,9 @@ def _parse_object(data: bytes, where: str) -> dict[str, object]:
 
 
 def _no_constant(name: str) -> object:
-    # NaN and infinities are invalid JSON. Infinity is allowed since published configs have it (Mamba's
-    # time_step_limit); it cannot become a size or a shape, which are checked integers.
+    """Return infinity, the only constant allowed. Raises ValueError for NaN and -Infinity."""
+    # None of them is valid JSON. Published configs have Infinity (Mamba's time_step_limit); it cannot become a size or
+    # a shape, which are checked integers.
     if name == "Infinity":
         return float("inf")
     raise ValueError(f"{name} is not a number")
@@ -151,6 +152,7 @@ def _open_inside(root: Path, name: str) -> int:
     path = root / name
     try:
         check_inside(root, path)
+        # O_NONBLOCK: opening a FIFO would wait for a writer. It is refused below, and reads of regular files ignore it.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise CheckpointError(f"{name} cannot be opened: {error.strerror}") from error

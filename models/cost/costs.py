@@ -22,7 +22,8 @@ from headrace.runtime.machine.hardware import machine
 from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.ops.attention import FUSED, SCORES
 
-# Fitted to peaks (ru_maxrss) of Linux processes with models of 0.1 to 0.9 GB and chunks of 512 rows.
+# Fitted to peaks (ru_maxrss) of Linux processes with models of 0.1 to 0.9 GB and chunks of 512 rows. No script refits
+# them: `predicted_memory` of tests/soak/memory.py returns the prediction and the peak of a process.
 # Bytes of Python, MLX, kernels and text libraries. A GPU's own libraries are a generous estimate, not measured.
 _PROGRAM = {False: 42_000_000, True: 100_000_000}  # on a CPU, on a GPU
 _TOKEN = 300  # bytes per vocabulary entry of a tokenizer
@@ -101,7 +102,7 @@ def _loading(shape: StepShape) -> int:
     layers = [matrix for matrix in shape.matrices if not matrix.output]
     stacks = max((m.nbytes * m.count // _layers(shape) for m in layers if m.share < 1), default=0)
     dense = max((matrix.nbytes for matrix in layers if matrix.share == 1), default=0)
-    return memory.LOADING_CACHE_LIMIT + max(stacks, 4 * dense)
+    return memory.LOADING_CACHE_LIMIT + max(stacks, 4 * dense)  # dense: gate and up, each read and stacked
 
 
 def _layers(shape: StepShape) -> int:

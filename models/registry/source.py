@@ -1,4 +1,6 @@
-"""Parsing of a model argument (`-m`) into one of four kinds. Of a file, only the first four bytes are read.
+"""Parsing of a model argument (`-m`) into one of four kinds.
+
+Of a model's file, at most the first four bytes are read; an adapter's folder is checked, to name its base in the error.
 
     parse_source("qwen3-4b"), "qwen3:4b"                     -> CatalogName
     parse_source("./my-model"), "~/m", "file:///models/m"    -> LocalDirectory
@@ -6,8 +8,9 @@
     parse_source("mlx-community/Qwen3-4B-4bit@main")         -> HubId
     "org/name:Q4_K_M", "org/name/file.gguf", "org/name/folder", "https://huggingface.co/org/name"
 
-An existing path takes precedence. Text that can only be a path (it starts with `/`, `./`, `../` or `~`, or ends in
-`.gguf` below an existing folder or none) must exist. Catalog names and hub ids are not checked for existence.
+An existing path takes precedence. Text that starts with `/`, `./`, `../` or `~` must be an existing path. So must text
+that ends in `.gguf`, unless it is an address of the hub, or org/name/file.gguf and no folder `org` is here. Catalog
+names and hub ids are not checked for existence.
 
 Guard: tests/models/registry/test_source.py.
 """
@@ -32,7 +35,7 @@ _TAGGED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,60}):([A-Za-z0-9][A-Za-z0-9.
 _HUB_URL = re.compile(
     r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)|(?:huggingface\.co|hf\.co)|hf:/)/(.*)", re.DOTALL
 )
-# Hosts of models that are not fetched from there: what to do instead.
+# Hosts of models that are not fetched from there, and a hint for each.
 _ELSEWHERE = {
     "modelscope.cn": "download it with ModelScope's own program, then pass its folder or .gguf file",
     "modelscope.ai": "download it with ModelScope's own program, then pass its folder or .gguf file",

@@ -37,7 +37,7 @@ _NO_KINDS = Kinds()
 
 
 class TextByKind(Struct, frozen=True):
-    """An answer's text as the model wrote it, and its kinds. Text behind them is of a kind that is not known yet."""
+    """An answer's text as the model wrote it, and its kinds. Text after them is of a kind that is not known yet."""
 
     text: str = ""
     kinds: Kinds = _NO_KINDS
@@ -46,7 +46,7 @@ class TextByKind(Struct, frozen=True):
     def thinking(self) -> str | None:
         """The thinking; None without a section."""
         begin = self.kinds.opening
-        if begin == 0:
+        if begin == 0:  # every section begins with a tag in the text, also one that the template began
             return None
         return self.text[begin : begin + self.kinds.thinking].rstrip("\n")
 
@@ -72,7 +72,7 @@ class TextByKind(Struct, frozen=True):
         return TextByKind(self.text + text, kinds)
 
     def ended(self) -> "TextByKind":
-        """Return the whole text: what is left is of the part that it ends with."""
+        """Return the whole text by kind: the rest is of the kind that it ends with."""
         rest = len(self.text) - sum(self.kinds)
         if self.is_open:
             return self.grown("", Kinds(thinking=rest))

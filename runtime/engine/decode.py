@@ -17,7 +17,10 @@ arXiv:2302.01318. For a draft model that rule accepts a little more, with other 
 et al. 2024, arXiv:2408.07978.) Rejected entries are rolled back; no step is built on top of a pass in flight that
 has draft tokens.
 
-`Engine._advance` calls `start`; draft networks and benchmarks call `decode_step` on a pass of one row.
+Rows: a row of the layers' output is a token fed; a row of logits is a token that chooses the next one; a `PassRow` is
+all tokens of one sequence in a pass.
+
+`Engine._advance` calls `start`; draft networks and benchmarks call `decode_step` on a pass of one `PassRow`.
 tests/runtime/engine/test_step_loop.py and tests/runtime/speculation/ guard these rules.
 """
 
@@ -165,7 +168,7 @@ def _kept_hidden(group: list[ScheduledChunk], x: mx.array) -> dict[Sequence, mx.
 
 def _fed(group: list[ScheduledChunk], before: InFlightBatch | None) -> mx.array:
     """Return the tokens fed (N,): known ones, and those that the in-flight batch chooses."""
-    # Sequences whose newest token is on the device: the in-flight batch chooses it and this pass reads it.
+    # Sequences with their newest token on the device: the in-flight batch chooses it and this pass reads it.
     chained = [chunk.sequence for chunk in group if chunk.sequence.kv.length >= len(chunk.sequence.tokens)]
     num_chosen = 0
     known: list[int] = []

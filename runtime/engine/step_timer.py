@@ -28,10 +28,11 @@ FIRST_TIMED = 4  # steps of an answer, with the one that feeds the last prompt t
 
 
 class StepTimer:
-    """`begin_answer` for each new sequence, `parts` after each step.
+    """Choice of the decode steps that are timed, and their parts.
 
-    every: after the first decode steps, one step in so many is timed; 0: no step at all. It may be set from another
-    thread.
+    `begin_answer` is called for each new sequence, `parts` after each step.
+
+    every: after the first decode steps, one step in so many is timed; 0: no step at all. `parts` reads it anew.
     """
 
     def __init__(self) -> None:
@@ -132,9 +133,9 @@ def _note(phase: Literal["start", "stop"], info: dict[str, int]) -> None:  # noq
 class BatchClock:
     """Times each batch as it is read.
 
-    chunk_budget: learns how long prompt tokens take.
+    chunk_budget: gets the times of passes without draft tokens.
     timer: measures the parts of some steps.
-    division: knows the other ranks' times; None on one machine.
+    division: gives the other ranks' times; None on one machine.
     """
 
     def __init__(self, chunk_budget: ChunkBudget, timer: StepTimer, division: Division | None) -> None:
@@ -145,7 +146,7 @@ class BatchClock:
         self._garbage_s = 0.0  # of garbage collection until then
 
     def read(self, in_flight: InFlightBatch, controller: Controller) -> PassFacts:
-        """Time a batch that was read just now. controller: learns how long passes with draft tokens take."""
+        """Time a batch that was read just now. controller: gets the times of passes without prompt tokens."""
         now = time.perf_counter()
         # The device computes one batch after the other: this one could not begin before the last one was done.
         began = max(self.read_at, in_flight.started)

@@ -1,5 +1,7 @@
 """8-bit floats (E4M3) and integers with a scale per tensor, channel, group or block: W = scale * (q - zero).
 
+`checkpoint/arrays.py` calls it for matrices of the layout "scaled".
+
 Guard: tests/models/checkpoint/test_foreign.py.
 """
 
@@ -9,8 +11,11 @@ import mlx.core as mx
 
 
 def dequantize(data: mx.array, scales: mx.array, zeros: mx.array | None, blocks: Sequence[int]) -> mx.array:
-    """Dequantize data (..., N, K), E4M3 bits in uint8 or int8, to float32 of that shape, exactly.
+    """Dequantize data (..., N, K) to float32 of that shape: E4M3 bits in uint8, or int8.
 
+    Each number converts exactly; the difference and the product are rounded to float32.
+
+    scales, zeros: one number per block; zeros None: 0.
     blocks: elements of each axis that share a scale; the last block of an axis may be cut short.
     """
     values = mx.from_fp8(data, dtype=mx.float32) if data.dtype == mx.uint8 else data.astype(mx.float32)

@@ -1,7 +1,8 @@
 """Table of the tensors of blocks that many architectures share: norms, attention, feed-forwards, experts, tables.
 
-Keys are names of tensors in files of llama.cpp, below "blk.N."; values are their places in a model's class. A change
-here changes every row that has the block: tests/models/gguf/test_layered.py converts a small file of each.
+Keys are names of tensors in files of llama.cpp, below "blk.N." but for `tables`; `names.named` adds ".weight". Values
+are their places in a model's class. A change here changes every row that has the block:
+tests/models/gguf/test_layered.py converts a small file of each.
 """
 
 from typing import Any
@@ -12,14 +13,17 @@ from headrace.models.gguf.architecture import Config, DraftLayer, GGUFArchitectu
 from headrace.models.gguf.rope import ROPE_LONG, ROPE_SHORT
 from headrace.models.gguf.target import Order, interleaved
 
+# Norms before attention and before the feed-forward
 NORMS = {
     "attn_norm": TensorRule("input_layernorm", "hidden"),
     "ffn_norm": TensorRule("post_attention_layernorm", "hidden"),
 }
+# The same modules, with another name of the second in the file
 POST_NORMS = {
     "attn_norm": TensorRule("input_layernorm", "hidden"),
     "post_attention_norm": TensorRule("post_attention_layernorm", "hidden"),
 }
+# Norms before and after both
 SANDWICH_NORMS = {
     **POST_NORMS,
     "ffn_norm": TensorRule("pre_feedforward_layernorm", "hidden"),
@@ -65,7 +69,7 @@ def biases(parts: TensorRules, *keys: str, optional: bool = False) -> dict[str, 
 
 
 def minus_one(parts: TensorRules) -> dict[str, TensorRule]:
-    """Return the parts with norms whose weights the converter has added 1 to."""
+    """Return the parts; the converter has added 1 to the weights of their norms."""
     return {key: replace(part, values="minus_one") if key.endswith("norm") else part for key, part in parts.items()}
 
 
@@ -160,7 +164,7 @@ def tables(
 
 
 def equal_layers(model_class: str, model_type: str, layer: TensorRules, **more: Any) -> GGUFArchitecture:
-    """Return the row of a model with equal layers, whose class knows every kind of scaled RoPE. more: its fields."""
+    """Return the row of a model with equal layers and every kind of scaled RoPE. more: further fields of the row."""
     return GGUFArchitecture(
         model_class, model_type, {"layer": layer}, more.pop("tables", tables()),
         constants={"hidden_act": "silu", **more.pop("constants", {})}, scales_rope=True,

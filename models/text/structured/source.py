@@ -1,10 +1,14 @@
-"""The text of a grammar, before it is compiled. Options of an answer hold it: it imports neither MLX nor llguidance."""
+"""The text of a grammar, before it is compiled. Options of an answer have it: it imports neither MLX nor llguidance.
+
+Guard: tests/models/text/structured/test_grammars.py.
+"""
 
 from typing import Literal
 
 from msgspec import Struct
 
 GrammarKind = Literal["schema", "regex", "grammar", "tools"]
+"""Kinds of grammars. `grammars.py` alone uses "tools", for calls of tools without a source."""
 
 
 class GrammarSource(Struct, frozen=True):

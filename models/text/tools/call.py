@@ -116,7 +116,7 @@ def kinds_of(schema: object, document: Mapping[str, object], depth: int = 0) -> 
     values = choices_of(schema)
     if values is not None:
         kinds &= set(map(kind_of, values))
-    for key in ("anyOf", "oneOf"):
+    for key in ("anyOf", "oneOf"):  # a value has the type of one of the choices
         choices = schema.get(key)
         if isinstance(choices, list) and choices:
             kinds &= frozenset[str]().union(*(kinds_of(choice, document, depth + 1) for choice in choices))
@@ -131,7 +131,7 @@ def kinds_of(schema: object, document: Mapping[str, object], depth: int = 0) -> 
         return frozenset(["object"])
     if kinds == KINDS and "items" in schema:
         return frozenset(["array"])
-    return kinds or KINDS
+    return kinds or KINDS  # keywords that exclude each other tell nothing
 
 
 def choices_of(schema: Mapping[str, object]) -> list[Any] | None:
@@ -173,6 +173,7 @@ def part_of(schema: object, name: str | None, document: Mapping[str, object], de
         part = schema.get("additionalProperties")
     if isinstance(part, Mapping):
         return part
+    # Otherwise the part in the first schema of these lists that has one.
     choices = [each for key in ("anyOf", "oneOf", "allOf") for each in schema.get(key) or ()]
     parts = (part_of(each, name, document, depth + 1) for each in choices)
     return next((part for part in parts if part is not None), None)

@@ -1,6 +1,6 @@
 """Calls as tagged keys and values, in markup that is known without asking the template.
 
-Rows of `table.FORMS` make them. Those of `Written` in a template's own markup need no class here.
+Rows of `table.FORMS` make them. Calls in markup that `written.learn` finds in a template need no class here.
 
 Guards: tests/models/text/tools/test_forms.py and test_round_trip.py.
 """
@@ -35,7 +35,7 @@ GLM = Markup(
 
 _FUNCTION_BEGIN = "<function="
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
-# A value may contain closing tags: one ends it only before another tag.
+# A value may contain `</parameter>`: that ends it only before another tag, or at the end of the text.
 _PARAMETER = re.compile(
     r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=|</function>|</tool_call>|$))", re.DOTALL
 )
