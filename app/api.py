@@ -48,7 +48,10 @@ Message = Mapping[str, object]
 
 
 class OptionKeywords(TypedDict, total=False):
-    """Options of an answer as keywords, named as for `run`; None: not set."""
+    """Options of an answer as keywords, named as for `run`; None: not set.
+
+    They have to be those of `OPTIONS`, in the same order: tests/test_api.py compares them.
+    """
 
     temperature: float | None
     top_k: int | None

@@ -24,7 +24,7 @@ ABOVE_PEAK = 1.005  # share of a measured peak from which it is above it: less r
 
 
 class StepFigures(Struct, frozen=True, kw_only=True):
-    """Means over decode steps, and limits of the machine; None if unknown.
+    """Means over decode steps, and limits of the machine; None if unknown, 0 for `step_bytes` and `step_flops`.
 
     step_bytes: read and written by a step.
     step_s: latency of a step.
@@ -119,7 +119,7 @@ class StepFigures(Struct, frozen=True, kw_only=True):
 
 
 def sentence(figures: StepFigures) -> str:
-    """Return what a step reads, the limit that follows, and the speed."""
+    """Return the bytes of a step, the limit that follows from them, and the speed."""
     if figures.step_bytes >= 1:
         return " ".join([_bytes_sentence(figures), _limit_sentence(figures), _speed_sentence(figures)])
     if figures.rate is None:
@@ -129,7 +129,7 @@ def sentence(figures: StepFigures) -> str:
 
 def cause(figures: StepFigures) -> str:
     """Return in one short line why steps are not faster; "" before their time is known."""
-    # The order of `_speed_sentence`: `slowed_by` explains only what the limit leaves of a step.
+    # The order of `_speed_sentence`: `slowed_by` explains only the rest of a step above its limit.
     work = "computing" if figures.is_arithmetic_bound else "reading"
     if figures.share is not None and figures.share > ABOVE_PEAK:  # a difference of less is measurement error
         return "Above the measured peak."

@@ -177,7 +177,7 @@ class Conversation:
 
     def send(self, text: str) -> Message:
         """Send a message; `/file` lines and `@path` mentions become attachments. Raises UsageError, EngineError."""
-        self._prepare_to_ask()
+        self._prepare_to_ask()  # `_ask` does it again, but only after the message is stored: errors have to come before
         content, attachments = parse_message(text)
         counted = self.unsent.count_of(text)
         if counted is not None:

@@ -1,7 +1,8 @@
 """Queue of messages sent while an answer is written.
 
-Each is sent after a complete answer. After a stopped or failed answer the texts return to the input. The full screen
-polls `send_next` (a conversation) or `send_after` (a comparison); both return False once the texts have to go back.
+Each is sent after a complete answer; an answer that reached a limit of tokens is complete, too. After a stopped or
+failed answer the texts return to the input. The full screen polls `send_next` (a conversation) or `send_after` (a
+comparison); both return False once the texts have to go back.
 
 Guard: tests/tui/test_queue.py.
 """
@@ -14,7 +15,7 @@ from headrace.app.chat.conversation import Conversation
 from headrace.app.sessions.records import Message
 from headrace.runtime.errors import HeadraceError
 
-_CONTINUE_AFTER = ("stop", "length")  # `finish_reason` of a complete answer
+_CONTINUE_AFTER = ("stop", "length")  # `finish_reason` of an answer after which the next message is sent
 
 
 class Noticing(Protocol):

@@ -26,9 +26,11 @@ class Alternatives(Struct, frozen=True):
 class SessionBranch:
     """The active branch of one session.
 
+    store: of all sessions.
+    session: its record, as read after the newest change.
     messages: up to `leaf`, first to last, or up to an answer that is being written.
     leaf: id of the last stored message; None for an empty branch.
-    context_tokens: of the last prompt and its answer, in the KV cache or not.
+    context_tokens: of the last prompt and its answer; the KV cache may have dropped them since.
     shared: another process has the session open, too; each process stays on its own branch.
     """
 
@@ -140,7 +142,7 @@ class SessionBranch:
 
 
 def cached_tokens(branch: list[Message]) -> int:
-    """Return the tokens of the last measured prompt and answer of a branch, 0 if there is none."""
+    """Return `tokens_held` after the last answer of a branch with metrics; 0 without one."""
     for message in reversed(branch):
         if (metrics := message.metrics) is not None:
             return tokens_held(metrics.prompt_tokens, metrics.completion_tokens, message.finish_reason)
@@ -148,7 +150,7 @@ def cached_tokens(branch: list[Message]) -> int:
 
 
 def tokens_held(prompt: int, completion: int, reason: str | None) -> int:
-    """Return the tokens of prompt and answer in the KV cache."""
+    """Return the tokens in the KV cache right after an answer. reason: its `finish_reason`."""
     tokens = prompt + completion
     if reason != "stop":  # the last token of a cut-off answer was never fed
         tokens -= 1

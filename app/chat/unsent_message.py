@@ -97,7 +97,10 @@ class UnsentMessage:
         return [self._tokens.get(file.text) for file in self.files]
 
     def sent(self) -> None:
-        """Clear everything: the message was sent."""
+        """Clear the attachments, their problem and the count: the message was sent.
+
+        Token counts of files stay, for the case that the next message has the same files.
+        """
         self.files = ()
         self.problem = ""
         self.counted = None

@@ -1,7 +1,7 @@
 """Commands from the chat or the server to its engine process.
 
-`client.EngineClient` sends them, `Quit` through its `link.EngineLink`, and `process.Server` runs them. `ModelSpec` is
-one, too: it loads a model.
+`client.EngineClient` sends them, `Quit` through its `link.EngineLink`. `process.Inbox` takes Cancel, TimeSteps and
+LimitKV as they arrive; `process.Server` runs all others. `ModelSpec` is one, too: it loads a model.
 
 Guard: tests/app/engine/test_client.py.
 """

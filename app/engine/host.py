@@ -73,7 +73,11 @@ class _Running(Struct):
 
 
 class EngineHost:
-    """One loaded model, its answers and its idle work."""
+    """One loaded model, its answers and its idle work.
+
+    idle: work between answers.
+    timed_every: one decode step in so many is timed by part, none for 0; `process.Server` sets it before each step.
+    """
 
     def __init__(
         self,
@@ -186,10 +190,14 @@ class EngineHost:
     def prepare(self, command: Generate | CountTokens, cancel: CancelFlag, send: Send) -> Callable[[], None] | None:
         """Encode a prompt and compile its grammar, on any thread. Return the call that begins the answer.
 
-        None is returned for CountTokens; its answer is sent.
-        The call belongs to the model's thread; the answer's events then come from `step`. None is returned for a prompt
-        that is too long (ContextFull is sent), and if `cancel` is set before it is encoded (Abandoned). Raises
-        HeadraceError for bad requests.
+        The call belongs to the model's thread; the answer's events then come from `step`. None is returned if all
+        is sent already:
+
+        - a CountTokens: TokensCounted, or Abandoned.
+        - a prompt that is too long: ContextFull.
+        - `cancel` set before the prompt is encoded: Abandoned.
+
+        Raises HeadraceError for bad requests; on a server also for a text that certainly exceeds the context.
         """
         if isinstance(command, CountTokens):
             send(self._counted(command, cancel))
@@ -213,7 +221,9 @@ class EngineHost:
         opening = ""
         if chat and not begun.text:
             opening = self._answerer.chat_prompt.opening(ids)
-        if self._serving:  # a client that sent half a thinking section gets the rest as it is
+        # `has_kinds`: thinking is told apart from content; otherwise all text is content. A client that sent half a
+        # thinking section gets the rest as it is. In the chat, an answer continued after its section is all content.
+        if self._serving:
             has_kinds = self._answerer.chat_prompt.thinks and chat and not begun.is_open
         else:
             has_kinds = begun.is_open or not begun.text

@@ -1,8 +1,10 @@
 """Model reports from the catalog and checkpoint headers, without reading weights.
 
-`headrace models` prints them, and the models screen of the chat. Each function returns one kind of document: installed,
-of the catalog, a .gguf file, of the hub, of other programs. All have `name`, `installed` and `context_fits`, so a list
-can mix them.
+`app/cli/models.py` prints the documents, as they are with --json. The models screen of the chat
+(`app/tui/screens/models_screen.py`) shows those of `overview`. No page of docs/ lists their keys.
+
+Each function returns one kind of document: installed, of the catalog, a .gguf file, of the hub, of other programs. All
+have `name`, `installed` and `context_fits`, so a list can mix them.
 
 Sizes are bytes. Memory is weights, a half-precision KV cache of MEMORY_CONTEXT tokens and the program itself.
 

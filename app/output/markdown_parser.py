@@ -3,7 +3,8 @@
 The transcript of the chat, the inline chat and exported HTML pages render model text through it. Reference links are
 off: blocks are rendered one by one, and a later definition would change links above it.
 
-Guards: tests/tui/test_safety.py and tests/app/sessions/test_html_page.py.
+Guards: tests/tui/test_safety.py and test_parts.py, tests/app/output/test_rendered_markdown.py, and
+tests/app/sessions/test_html_page.py.
 """
 
 import re

@@ -4,13 +4,15 @@ A step that verifies K draft tokens emits one token, and one more per accepted d
 With an acceptance rate p per draft token that is 1 + p + p^2 + ... + p^K tokens (Leviathan et al. 2023, equation 1).
 If the step costs c plain steps, the speed-up is that number / c.
 
+`app/predict/document.py` predicts with it. `app/bench/measure/run_cost.py` measures the step costs of the same lengths.
+
 Guard: tests/app/predict/test_acceptance.py.
 """
 
 from collections.abc import Mapping
 
 DRAFT_LENGTHS = (1, 2, 3, 4, 5, 7, 9, 11, 15)
-"""Draft tokens per step that predictions consider: passes of up to 16 rows."""
+"""Draft tokens per step, in predictions and in measurements of step costs: passes of up to 16 tokens."""
 
 
 def tokens_per_step(rate: float, drafts: int) -> float:

@@ -92,6 +92,10 @@ class HeadraceApp(InputMethodCursor, ThemedApp):
         return [NoColor() if isinstance(each, Monochrome) else each for each in filters]
 
     def get_driver_class(self) -> type[Driver]:
+        """Return textual's choice, with our driver in place of its Linux driver.
+
+        Ours asks for the terminal's background colour, unless the user chose a theme.
+        """
         chosen = super().get_driver_class()
         if chosen is not LinuxDriver:
             return chosen
@@ -149,7 +153,7 @@ class HeadraceApp(InputMethodCursor, ThemedApp):
         self.poller.interval.drawn()
 
     async def on_notify(self, event: Notify) -> None:
-        """Show a notification in place of the one before it, whose empty frame textual would leave.
+        """Show a notification in place of the one before it; textual would leave an empty frame of that.
 
         A long one has lines of its own; others stand over the keys, so that no text moves.
         """

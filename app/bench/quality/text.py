@@ -1,6 +1,7 @@
 """The scored text in a model's tokens: `assets/quality_text.txt` or a file.
 
 The scored tokens are the last ones of the text, the same at every depth; only the context before them differs.
+`quality_run` scores passages of it; `app/quantize/quantize.py` reads the shipped text, too.
 
 Guard: tests/app/bench/quality/test_quality_run.py.
 """
@@ -40,14 +41,15 @@ def read_text(file: Path | None) -> str:
 def passages(
     text: str, tokenizer: Tokenizer, depths: Sequence[int], scored: int, room: int, *, asked: bool
 ) -> dict[int, Passage]:
-    """Return a passage per depth: that many tokens before the last `scored` ones.
+    """Return a passage per depth, with the last `scored` tokens of the text as targets.
 
+    `depth` tokens are in the cache. One more is fed before the targets, and predicts the first of them.
     A BOS token goes first, in the context or before the text. Depths without enough text or room are left out.
 
     text: the whole text.
     tokenizer: of the models.
-    depths: numbers of tokens.
-    scored: number of tokens whose predictions are compared.
+    depths: numbers of tokens in the cache.
+    scored: number of targets.
     room: the models' context limit.
     asked: the user named the depths, so none may be left out.
     Raises UsageError for such a depth, and if no depth is left.
@@ -71,7 +73,7 @@ def passages(
 def _passage(ids: list[int], start: int, depth: int, opening: list[int]) -> Passage:
     """Return the passage of the targets from `start` on. opening: tokens that begin every text of this tokenizer."""
     targets = ids[start:]
-    # The token before the targets is fed as well, since it predicts the first. The context is what stands before it, in
+    # The token before the targets is fed as well, since it predicts the first. The context is the text before it, in
     # `depth` tokens with the opening; at depth 0 the opening is fed in its place.
     if depth == 0:
         return Passage([], [*(opening or [ids[start - 1]]), *targets[:-1]], targets)

@@ -36,7 +36,10 @@ _LONG_NAME = 28  # characters; longer legend names get a line each
 
 
 def speed_by_depth(results: Sequence[Result]) -> str | None:
-    """Plot median decode speed by depth, of as many engines as SERIES has, with 95 % intervals and our roofline."""
+    """Plot median decode speed by depth, of as many engines as SERIES has, with 95 % intervals.
+
+    The roofline is added for an engine that has one at each depth.
+    """
     groups = _by_engine([entry for entry in results if entry.is_single_decode])
     if not groups:
         return None
@@ -138,7 +141,7 @@ def roofline(results: Sequence[Result], peak_gb_s: float | None, ceiling_gflop_s
 
 
 def bytes_per_step(results: Sequence[Result]) -> str | None:
-    """Plot the bytes moved per decode step: weights read, and K/V read and written beside them."""
+    """Plot the bytes moved per decode step: of weights and of K/V."""
     shown = [entry for entry in results if entry.is_single_decode and entry.step_bytes is not None]
     if not shown:
         return None
@@ -161,7 +164,7 @@ def bytes_per_step(results: Sequence[Result]) -> str | None:
 
 
 def comparison(ratios: Sequence[Ratio]) -> str | None:
-    """Plot speeds over a peer's with 95 % intervals; the line is a draw."""
+    """Plot speeds over a peer's with 95 % intervals; a line marks equal speed."""
     if not ratios:
         return None
 
@@ -242,6 +245,7 @@ def _inline(svg: str, in_words: str) -> str:
     svg = re.sub(r'(fill|stroke)="(var\([^)]*\))"', r'style="\1: \2"', svg)
     # `font: 11px 'DejaVu Sans', sans-serif` and `font-family: ...`
     svg = re.sub(r"font(?:-family)?: ?[^;\"]*'?(?:DejaVu Sans|sans-serif)[^;\"]*", "font-family: inherit", svg)
+    # A page has several drawings, so the ids of each begin with a hash of it.
     mark = f"c{zlib.crc32(svg.encode()):08x}-"
     return re.sub(r'(id="|url\(#|xlink:href="#)', rf"\g<1>{mark}", svg)
 

@@ -1,7 +1,9 @@
 """Benchmarks and a verification of this machine as an entry of assets/measured.toml.
 
-`bench --report mac` and `--report machine` write it; `app.predict.measured` reads the file, so both know its keys:
-tests/app/bench/show/test_machine_report.py reads the result.
+`bench --report mac` and `--report machine` write it. The top of assets/measured.toml explains all keys;
+`app.predict.measured` reads those of the machine and of the speeds that predictions need.
+
+Guard: tests/app/bench/show/test_machine_report.py.
 """
 
 from collections import Counter

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 Document = TypeVar("Document")
 
-# Options of lengths, which --speculate excludes: its workloads have their own.
+# Parameters of lengths, and their flags. --speculate refuses them: its workloads have fixed lengths.
 _LENGTHS = {"prompts": "-p", "generates": "-n", "depths": "-d", "combined": "--pg", "arrivals": "--arrivals"}
-# Fields of `BenchOptions` that --quality takes.
+# Parameters that --quality takes; it refuses all others that were typed.
 _WITH_QUALITY = {
     *("models", "depths", "generates", "form", "as_json", "force", "threads", "quality", "kv", "against", "text"),
     "activations",

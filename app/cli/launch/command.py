@@ -34,6 +34,7 @@ _OWNER = "headrace"  # `owned_by` of the models of our own server (`app.server.m
 _AGENT_END_S = 5.0  # for an agent to end after SIGTERM
 
 
+# click's default, stated since ARGS is unprocessed: an unknown option before `--` is an error, not the agent's.
 @click.command(context_settings={"ignore_unknown_options": False})
 @click.argument("agent", metavar="AGENT", type=click.Choice(list(AGENTS)))
 @model_option
@@ -102,6 +103,7 @@ def _run(command: Sequence[str], variables: Mapping[str, str | None]) -> int:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
+    # A signal N that ended the agent is the code -N here, and 128 + N in a shell.
     return code if code >= 0 else 128 - code
 
 

@@ -1,7 +1,9 @@
 """Drawing of charts: round ticks and their labels, braille dots (two wide and four high a cell), coloured layers.
 
-Pure functions of numbers to text, without a widget; the sections with charts use them. Lines go from the top down,
-dots and values from the bottom up. tests/tui/test_charts.py guards this.
+Functions turn numbers into text, and a `Canvas` keeps the dots of a free drawing; neither needs a widget. The sections
+with charts use them. Lines go from the top down, dots and values from the bottom up.
+
+Guards: tests/tui/test_charts.py and test_parts.py.
 """
 
 import math

@@ -22,7 +22,7 @@ PATIENCE_S = 0.6  # for the rest of a mark on a slow connection
 
 
 class PasteParser(XTermParser):
-    """An XTermParser that sees a paste's marks only. ground: finds a background reply."""
+    """An XTermParser that parses the marks of a paste, not its text. ground: finds background replies in the input."""
 
     def __init__(self, debug: bool = False, ground: BackgroundReply | None = None) -> None:
         super().__init__(debug)
@@ -43,6 +43,7 @@ class PasteParser(XTermParser):
                 data = yield from self._feed_paste(data)
 
     def tick(self) -> Iterable[Message]:
+        """Yield an unfinished escape sequence as keys, but wait PATIENCE_S for the rest of a mark."""
         if pending := self._ground.give_up():
             yield from super().feed(pending)
         if len(self._tail) >= _NO_KEY and time.monotonic() < self._tail_at + PATIENCE_S:
@@ -63,6 +64,7 @@ class PasteParser(XTermParser):
             return ""
         taken = index + len(BRACKETED_PASTE_START) - len(self._tail)
         if not self._gave_up or index >= len(self._tail):
+            # With the mark, so that textual's parser is within a paste, too, until `_feed_paste` ends it.
             yield from self._pass_on(data[:taken])
         self._pasted = []
         self._tail = ""
