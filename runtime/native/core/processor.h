@@ -15,11 +15,16 @@ namespace headrace {
 
 #if defined(__x86_64__)
 
-inline bool has_avx512() {  // F, BW, DQ, VL and VNNI
+inline bool has_avx2() {  // and what its kernels are compiled with besides
   __builtin_cpu_init();
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx2") &&
-         __builtin_cpu_supports("fma");
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
+         __builtin_cpu_supports("bmi2");
+}
+
+inline bool has_avx512() {  // F, BW, DQ, VL and VNNI, above AVX2
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512vnni");
 }
 
 // Tiles of bfloat16 numbers. Asks the system to let the process use them. Bits are those of CPUID leaf 7, register EDX.
@@ -29,11 +34,6 @@ inline bool has_amx() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & kTile) != 0 && (d & kBfloat16) != 0 &&
          syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
-}
-
-inline bool has_avx2() {
-  __builtin_cpu_init();
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
 
 #endif
