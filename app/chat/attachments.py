@@ -40,7 +40,7 @@ _TEXT_SUFFIXES = re.compile(
     re.IGNORECASE,
 )
 MAX_FILES = 100  # of a folder or pattern: more are hardly meant, such as those of `@~/`
-_MAX_ENTRIES = 40_000  # searched for a folder or pattern, which takes a fraction of a second; twice each for `**/*`
+_MAX_ENTRIES = 20_000  # searched for a folder or pattern, which takes a fraction of a second
 
 
 def unquoted(path: str) -> str:
@@ -266,17 +266,25 @@ class _Search:
     def files(self, folder: Path, parts: Sequence[str]) -> Iterator[str]:
         """Yield the files whose paths below a folder match the parts of a pattern."""
         part, *rest = parts
-        if not glob.has_magic(part):
-            path = folder / part
-            if rest:
-                yield from self.files(path, rest)
-            elif path.is_file():
-                yield str(path)
+        if glob.has_magic(part):
+            yield from self._files_among(self._entries(folder), folder, parts)
             return
+        path = folder / part
+        if rest:
+            yield from self.files(path, rest)
+        elif path.is_file():
+            yield str(path)
+
+    def _files_among(self, entries: Sequence[os.DirEntry[str]], folder: Path, parts: Sequence[str]) -> Iterator[str]:
+        """Yield the same files, from the entries of the folder. The first part has a wildcard."""
+        part, *rest = parts
         is_any = part == "**"
-        if is_any and rest:  # `**` stands for no folder, too
-            yield from self.files(folder, rest)
-        for entry in self._entries(folder):
+        if is_any and rest:  # `**` stands for no folder, too: the same entries
+            if glob.has_magic(rest[0]):
+                yield from self._files_among(entries, folder, rest)
+            else:
+                yield from self.files(folder, rest)
+        for entry in entries:
             if entry.name.startswith(".") and not part.startswith("."):
                 continue
             if is_any and entry.is_dir(follow_symlinks=False):
