@@ -33,6 +33,7 @@ from headrace.app.cli.model_options import (
     model_option,
 )
 from headrace.app.cli.say import say
+from headrace.app.output.terminal import can_redraw, on_terminal
 from headrace.runtime.errors import FullDiskError, HeadraceError, UsageError
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def chat(given: ChatOptions) -> int:
     settings file, whose path `headrace paths` shows. HEADRACE_MODEL overrides its model, and -m overrides both.
     """
     # textual draws on standard error on every Unix.
-    if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
+    if not on_terminal():
         raise UsageError("the chat needs a terminal", "`headrace run PROMPT` works in pipes and scripts")
     from headrace.app.config.settings import load_settings
     from headrace.app.sessions.unsaved import store_for_chat
@@ -155,7 +156,6 @@ def _line_chat(conversation: "Conversation", settings: "Settings") -> int:
     from headrace.app.line_chat.terminal import LineTerminal
     from headrace.app.output.plain_output import PlainOutput
     from headrace.app.output.rendered_markdown import MarkdownOutput
-    from headrace.app.output.terminal import can_redraw
 
     redraws = can_redraw(sys.stdout)
     terminal = LineTerminal(hides_typing=redraws)

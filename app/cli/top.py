@@ -3,12 +3,10 @@
 Guard: tests/app/cli/test_commands.py.
 """
 
-import os
-import sys
-
 import click
 
 from headrace.app.cli.serve import PORT
+from headrace.app.output.terminal import has_screen
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
 
 _WAIT_S = 5.0  # for the first event of the server, before the screen opens
@@ -22,8 +20,7 @@ def top(url: str, model: str | None, api_key: str | None) -> int:
     """Watch a running `headrace serve`: sequences, queue, K/V, latency, bandwidth. URL is its address
     [http://127.0.0.1:8080].
     """
-    on_terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
-    if not on_terminal or os.environ.get("TERM", "") in ("", "dumb"):
+    if not has_screen():
         raise UsageError("top needs a terminal that can redraw", f"`curl {url}/metrics` works in pipes and scripts")
     from headrace.app.config.settings import load_settings
     from headrace.app.engine.http_address import HTTPAddress

@@ -23,6 +23,16 @@ def can_redraw(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def on_terminal() -> bool:
+    """Return whether standard input, output and error are all a terminal."""
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+
+
+def has_screen() -> bool:
+    """Return whether a program can take the whole screen: on a terminal that is neither unnamed nor TERM=dumb."""
+    return on_terminal() and os.environ.get("TERM", "") not in ("", "dumb")
+
+
 def may_style(stream: TextIO) -> bool:
     """Return whether text may be styled: where lines can be drawn over, unless NO_COLOR is set."""
     return can_redraw(stream) and not os.environ.get("NO_COLOR")
