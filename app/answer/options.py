@@ -25,7 +25,7 @@ from headrace.runtime.config.value_types import (
     Texts,
     TokenLimit,
     ValueType,
-    kinds_of,
+    annotations_of,
     read_value,
 )
 from headrace.runtime.errors import UsageError
@@ -243,7 +243,7 @@ class AnswerOptions(Struct, frozen=True):
         return cls(**{name: getattr(params, name) for name in _SAMPLING})
 
 
-OPTIONS: Mapping[str, AnswerOption] = kinds_of(AnswerOptions)
+OPTIONS: Mapping[str, AnswerOption] = annotations_of(AnswerOptions)
 """The table, by name."""
 DEFAULTS = AnswerOptions(max_tokens=DEFAULT_MAX_TOKENS)
 """Options outside the chat, where nothing else is set."""

@@ -19,7 +19,7 @@ from headrace.app.config.load_options import ACTIVATION_NAMES, KV_NAMES
 from headrace.runtime.config import environment
 from headrace.runtime.config.files import read_regular, replace_file
 from headrace.runtime.config.paths import config_dir
-from headrace.runtime.config.value_types import Flag, Number, OneOf, Text, Whole, kinds_of, read_value
+from headrace.runtime.config.value_types import Flag, Number, OneOf, Text, Whole, annotations_of, read_value
 from headrace.runtime.errors import HeadraceError, UsageError
 
 _LARGEST = 1 << 20  # bytes of a file
@@ -205,7 +205,7 @@ SAMPLING_ROWS: Mapping[str, AnswerOption] = {name: row for name, row in OPTIONS.
 def _rows(section: type[Any]) -> Mapping[str, AnswerOption]:
     if section is AnswerOptions:
         return SAMPLING_ROWS
-    return kinds_of(section)
+    return annotations_of(section)
 
 
 def _section(path: Path, name: str, table: Mapping[str, object]) -> Any:

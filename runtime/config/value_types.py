@@ -224,7 +224,7 @@ class ValueType(Protocol[Read]):
     def read(self, value: object) -> Read: ...
 
 
-def kinds_of(record: type[Struct]) -> dict[str, Any]:
+def annotations_of(record: type[Struct]) -> dict[str, Any]:
     """Return what the type of each field carries, `Annotated[type, kind]`, by the field's name."""
     hints = get_type_hints(record, include_extras=True)
     return {name: hint.__metadata__[0] for name, hint in hints.items()}

@@ -14,7 +14,7 @@ from typing import Annotated
 from msgspec import Struct, field
 from msgspec.structs import force_setattr
 
-from headrace.runtime.config.value_types import LogitBias, Number, ValueType, Whole, kinds_of, read_value
+from headrace.runtime.config.value_types import LogitBias, Number, ValueType, Whole, annotations_of, read_value
 
 SEEDS = 2**64  # seeds are 0 to SEEDS - 1: a random key of 64 bits
 MAX_MAGNITUDE = 1e6  # of temperature and penalties: times any token count it is still a finite float32
@@ -68,6 +68,6 @@ def random_seed() -> int:
     return secrets.randbits(53)
 
 
-RANGES: Mapping[str, ValueType[object]] = kinds_of(SamplingParams)
+RANGES: Mapping[str, ValueType[object]] = annotations_of(SamplingParams)
 """Values of each parameter, for every interface that takes them."""
 _DEFAULTS = SamplingParams()
