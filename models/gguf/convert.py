@@ -34,12 +34,12 @@ from headrace.models.gguf.container import Container, RawTensor, open_container
 from headrace.models.gguf.kinds import check_kind
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.names import targets
+from headrace.models.gguf.numpy_blocks import Array
 from headrace.models.gguf.rope import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, LongFactors
 from headrace.models.gguf.safetensors_writer import SafetensorsWriter
 from headrace.models.gguf.target import Target
 from headrace.models.gguf.tensors import (
     Affine,
-    Array,
     dequantized,
     is_quantized,
     is_requantized,

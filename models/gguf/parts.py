@@ -19,8 +19,8 @@ from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.tensor_info import TensorInfo
 from headrace.models.gguf.container import Container, forget, open_container
 from headrace.models.gguf.convert import converted, layout_of, made_vectors
+from headrace.models.gguf.numpy_blocks import Array
 from headrace.models.gguf.target import Target
-from headrace.models.gguf.tensors import Array
 from headrace.runtime.errors import CheckpointError
 
 _CHUNK = 4 << 20  # bytes of a tensor's rows that are converted together: they stay in the processor's cache

@@ -16,22 +16,19 @@ Guards: tests/models/gguf/test_tensors.py and test_convert.py.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
 from headrace.models.checkpoint.quantization import Groups
 from headrace.models.gguf import numpy_blocks
 from headrace.models.gguf.container import RawTensor
 from headrace.models.gguf.header import BLOCKS
-from headrace.models.gguf.numpy_blocks import GROUP_SIZE, Bytes, Floats, Unpacked
+from headrace.models.gguf.numpy_blocks import GROUP_SIZE, Array, Bytes, Floats, Unpacked
 from headrace.runtime.errors import CheckpointError
 from headrace.runtime.ops import native
 from headrace.runtime.ops.native_plans import missing
-
-Array = npt.NDArray[Any]
 
 # Types with scales that half precision would round, since they are products, or does not hold (powers of two).
 _WIDE = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4")
