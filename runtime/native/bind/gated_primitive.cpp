@@ -52,12 +52,14 @@ class Gated : public Node {
 mx::array gated(const mx::array& gate, const std::optional<mx::array>& up, const std::string& activation) {
   require_floats(gate, gate.shape(), "activations must be float32");
   std::vector<mx::array> inputs{gate};
-  require(up.has_value() || activation != "clamped", "a clamped unit needs gate and up");
+  const Act act = activation_of(activation);
+  require(gates(act), "this activation gates nothing");
+  require(up.has_value() || act != Act::clamped, "a clamped unit needs gate and up");
   if (up.has_value()) {
     require_floats(*up, gate.shape(), "gate and up must be float32 and of the same shape");
     inputs.push_back(*up);
   }
-  auto node = std::make_shared<Gated>(cpu_stream(), activation_of(activation));
+  auto node = std::make_shared<Gated>(cpu_stream(), act);
   return mx::array(gate.shape(), mx::float32, std::move(node), std::move(inputs));
 }
 

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.runtime.ops import MixerSizes, MixerSpec, Rope, WkvVectors, native, reference
+from headrace.runtime.ops.native_plans import kernels
 from tests.support.kernels import INSTRUCTION_SETS, on_instruction_set
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
@@ -42,12 +43,14 @@ def test_activations_match_the_reference(activation: str) -> None:
 
 @pytest.mark.parametrize("activation", ["relu2", "tanh_gelu"])
 def test_an_activation_without_a_gate_is_refused(activation: str) -> None:
-    # The kernel would compute a sigmoid for it.
     x = mx.ones((1, 1, 8))
     with pytest.raises(KeyError):
         native.glu(x, x, activation)
     with pytest.raises(KeyError):
         native.activate(x, activation)
+    for up in (x, None):
+        with pytest.raises(ValueError, match="activation"):
+            kernels.gated(x, up, activation)
 
 
 @pytest.mark.parametrize("width", [1, 19, 768])
