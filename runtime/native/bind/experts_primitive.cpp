@@ -104,7 +104,8 @@ ExpertsPlan::ExpertsPlan(std::shared_ptr<MatrixHandle> router, std::shared_ptr<M
                          const std::optional<mx::array>& correction, const std::optional<mx::array>& router_norm,
                          const std::optional<mx::array>& expert_scale, bool residual)
     : router_(std::move(router)), gate_(std::move(gate)), up_(std::move(up)), down_(std::move(down)) {
-  // Matrices must be filled (MatrixHandle::fill) before: `call_` gets copies of their views, with pointers to the data.
+  // `call_` gets copies of the matrices' views, with pointers to the data.
+  for (const auto& matrix : {router_, gate_, up_, down_}) require(matrix == nullptr || matrix->filled(), "a weight is not read yet");
   const Matrix &r = router_->view(), &u = up_->view(), &d = down_->view();
   require(active > 0 && active <= r.n, "a token is given to at least one expert, and to no more than there are");
   require(u.n == r.n * d.k && d.n == r.n * r.k && u.k == r.k, "the experts do not fit");

@@ -24,8 +24,8 @@ Curve curve_of(Act act, const CurveNumbers& numbers);
 
 class ExpertsPlan : public std::enable_shared_from_this<ExpertsPlan> {
  public:
-  // Matrices must be filled (MatrixHandle::fill). Stacks have as many matrices as the router has rows. Throws
-  // std::invalid_argument for inconsistent shapes.
+  // Stacks have as many matrices as the router has rows. Throws std::invalid_argument for inconsistent shapes, and for
+  // matrices that are not filled (MatrixHandle::fill).
   ExpertsPlan(std::shared_ptr<MatrixHandle> router, std::shared_ptr<MatrixHandle> gate, std::shared_ptr<MatrixHandle> up,
               std::shared_ptr<MatrixHandle> down, int active, bool normalized, const std::string& activation, RouterRule rule = {},
               const std::optional<mx::array>& correction = std::nullopt, const std::optional<mx::array>& router_norm = std::nullopt,

@@ -32,6 +32,9 @@ class MatrixHandle : public std::enable_shared_from_this<MatrixHandle> {
   // Evaluates the arrays, on the thread that made them, and moves them. Before any use but of sizes.
   void fill();
 
+  // Whether the view has the data.
+  bool filled() const { return data_.has_value(); }
+
   const Matrix& view() const { return view_; }
 
   // The arrays in the kernels' memory, interleaved if the view rounds() (core/interleaved.h), then without offsets if it is symmetric();

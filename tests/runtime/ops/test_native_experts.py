@@ -243,6 +243,16 @@ def test_inconsistent_shapes_are_refused() -> None:
         native.experts(mx.zeros((1, 1, 96)), mx.ones(96), EPS, replace(m, down=mixture(4).down), "silu")
 
 
+def test_weights_that_are_not_read_yet_are_refused() -> None:
+    # The plan would copy their pointers, which are null.
+    x = mx.ones((1, 1, 96))
+    with native.read_together():
+        m = held(mixture(4), native)
+        with pytest.raises(ValueError, match="not read yet"):
+            native.experts(x, mx.ones(96), EPS, m, "silu")
+    assert native.experts(x, mx.ones(96), EPS, m, "silu").shape == x.shape
+
+
 @pytest.mark.parametrize("bits", [0, 4, 6, 8])
 def test_products_with_chosen_matrices_match_the_reference(bits: int) -> None:
     """Few and many rows, one or several matrices for each; a row has the same bits alone, in any order."""
