@@ -14,7 +14,7 @@ inline float divided(const float* x, int64_t n, float divisor, float* out) {
     const vf here = div(load(x + i), set1(divisor));
     store(out + i, here);
     highest = max(here, highest);
-    total = add(total, here);
+    total = fma(here, set1(0x1p-64f), total);  // so small that no sum of finite numbers becomes infinite
   }
   const float spoiled = sum(total);  // of infinities of both signs, too
   return spoiled == spoiled ? maximum(highest) : spoiled;

@@ -100,6 +100,12 @@ void test_sampling(const Kernels& kernels) {
       check(likeliest(kernels, row.as<float>(), n) == static_cast<uint32_t>(best), "the likeliest token", kernels.name);
     }
   }
+  // Sums of the largest finite numbers would be infinite, of both signs NaN.
+  std::vector<float> large(3000);
+  for (size_t i = 0; i < large.size(); ++i) large[i] = i % 4 < 2 ? 3e38f : -3e38f;
+  large[2500] = 3.1e38f;
+  check(likeliest(kernels, large.data(), 3000) == 2500, "the likeliest of large logits", kernels.name);
+  check(sample(kernels, large.data(), 3000, {.top_p = 0.5}, ~uint64_t{0}) == 2500, "a drawn one of large logits", kernels.name);
   // Nothing to draw from ends at some token, never beyond the row.
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   for (const float value : {kNan, kNever, -kNever}) {
