@@ -78,13 +78,13 @@ struct PackedPart {
 
 // Floats that attend_packed needs after the scores, for `queries` of size `dim`. For each query:
 //
-//   dim / 2       the rounded query, two numbers of 16 bits in a float
-//   dim / 16      a bias per group of keys; groups have 32 or 64 numbers, so there are at most so many
-//   kAttendChunk  the rounded weights of a group of values; they need half of it, two weights in a float
+//   dim / 2           the rounded query, two numbers of 16 bits in a float
+//   dim / 16          a bias per group of keys; groups have 32 or 64 numbers, so there are at most so many
+//   kAttendChunk / 2  the rounded weights of a group of values, two of 16 bits in a float
 //
 // For all queries, kAttendChunk: weights times scales of one query, before they are rounded.
 inline int64_t packed_scratch(int64_t queries, int64_t dim) {
-  return queries * (dim / 2 + dim / 16 + kAttendChunk) + kAttendChunk;
+  return queries * (dim / 2 + dim / 16 + kAttendChunk / 2) + kAttendChunk;
 }
 
 }  // namespace headrace
