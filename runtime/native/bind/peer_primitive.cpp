@@ -61,9 +61,10 @@ class PeerNode : public Node {
       encoder.dispatch([peer = peer_, to = out.data<char>(), bytes = out.nbytes()] { peer->exchange(nullptr, 0, to, bytes); });
       return;
     }
+    // Other collectives have no rows: an array may have no axis, or an empty one.
+    const size_t rows_of_out = collective_ == Collective::columns ? out.size() / static_cast<size_t>(out.shape(-1)) : 0;
     encoder.dispatch([peer = peer_, collective = collective_, rows = Rows(inputs[0]), bytes = inputs[0].nbytes(),
-                      floats = out.dtype() == mx::float32, to = out.data<char>(), of_out = out.nbytes(),
-                      rows_of_out = out.size() / static_cast<size_t>(out.shape(-1))] {
+                      floats = out.dtype() == mx::float32, to = out.data<char>(), of_out = out.nbytes(), rows_of_out] {
       std::vector<char> copy;
       const char* own = rows.read<char>(copy);
       if (collective == Collective::send) {

@@ -46,6 +46,12 @@ def test_integers_and_strided_arrays_are_summed(ends: list[Any]) -> None:
         ends[0].all_sum(mx.zeros(2, mx.float16))
 
 
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0)])
+def test_arrays_without_rows_of_numbers_are_summed(ends: list[Any], shape: tuple[int, ...]) -> None:
+    for found in both(ends, "all_sum", mx.ones(shape), mx.ones(shape)):
+        assert mx.array_equal(found, 2 * mx.ones(shape))
+
+
 def test_arrays_are_gathered_in_the_order_of_ranks(ends: list[Any]) -> None:
     for found in both(ends, "all_gather", mx.array([[1, 2]], mx.int8), mx.array([[3, 4]], mx.int8)):
         assert found.tolist() == [[1, 2], [3, 4]]
