@@ -29,7 +29,6 @@ from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.app.predict.prediction import Prediction
 from headrace.app.predict.prediction import predict as predict_shape
 from headrace.app.predict.targets import targets_for
-from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.loading.load import LoadedModel, LoadOptions, load_resolved
 from headrace.models.registry.find_shape import find_shape
 from headrace.models.registry.progress import Progress, silent
@@ -297,8 +296,6 @@ def load(
     name: str | PathLike[str] | None = None,
     *,
     context: int | None = None,
-    quantize: int | None = None,
-    group_size: int = 64,
     kv: str = "f16",
     activations: str | int = "16",
     force: bool = False,
@@ -309,7 +306,6 @@ def load(
     Any thread may load, and any may use the model. In a task: `await asyncio.to_thread(load, ...)`.
 
     context: limit in tokens; None: the model's, as memory allows.
-    quantize: bits to quantize a plain checkpoint to while loading, in groups of `group_size`.
     kv: K/V format, "f16", "q8", "k8v4" or "q4", or "auto" for the first of these in which the context fits.
     activations: of prompts, "16", "8" or "auto" bits.
     force: go beyond the memory limit, or with `context` the model's.
@@ -319,9 +315,6 @@ def load(
     Raises ModelNotFoundError, FetchError, CheckpointError, NotEnoughMemoryError and UsageError.
     """
     # Refused before any fetch.
-    requantize = None
-    if quantize is not None:
-        requantize = Quantization(_whole("quantize", quantize), _whole("group_size", group_size))
     kv_format = kv_choice(kv)
     rounding = activations_choice(str(activations))
     if context is not None:
@@ -331,9 +324,7 @@ def load(
         raise UsageError(f"progress must be a function, not {shown(progress)}")
     resolved = resolve(_model_name(name), progress=progress)
     _warn_of_slow_kernels()
-    options = LoadOptions(
-        context=context, requantize=requantize, kv=kv_format, activations=rounding, force=force, progress=progress
-    )
+    options = LoadOptions(context=context, kv=kv_format, activations=rounding, force=force, progress=progress)
     return Model(resolved.name, lambda: load_resolved(resolved, **options))
 
 

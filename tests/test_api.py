@@ -32,7 +32,7 @@ NEVER_ENDING = SamplingParams(logit_bias={IM_END: -100.0})
 
 # Names that programs rely on. Adding is free; renaming or removing breaks programs.
 SIGNATURES = {
-    "load": ["name", "context", "quantize", "group_size", "kv", "activations", "force", "progress"],
+    "load": ["name", "context", "kv", "activations", "force", "progress"],
     "predict": ["name", "chip", "memory_gb", "context", "batch"],
     "Model.chat": ["self", "messages", "sampling", "cancel", "options"],
     "Model.complete": ["self", "text", "sampling", "cancel", "options"],
@@ -344,7 +344,6 @@ WRONG: list[tuple[str, Callable[[Model], Any], str]] = [
     ("no model", lambda _: load(""), "name of a model"),
     ("a text as context", lambda _: load(context=cast(Any, "x")), "context must be"),
     ("half a context", lambda _: load(context=cast(Any, 0.5)), "context must be"),
-    ("a text as bits", lambda _: load(quantize=cast(Any, "4")), "quantize must be"),
     ("a number as K/V format", lambda _: load(kv=cast(Any, 8)), "K/V"),
     ("no activations", lambda _: load(activations=cast(Any, None)), "activations"),
     ("a text as force", lambda _: load(force=cast(Any, "yes")), "force must be"),

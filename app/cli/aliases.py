@@ -1,7 +1,7 @@
 """Other programs' names for commands and options; help texts show headrace's own.
 
-`commands.py` asks `own_option` for every option, and `meant` for a word that is no command. A command that leaves
-headrace gets a row in `_MEANT`.
+`commands.py` asks `own_option` for every option, `meant` for a word that is no command, and `instead_of` for an option
+that a command lacks. A command that leaves headrace gets a row in `_MEANT`, an option one in `_INSTEAD`.
 
 Guard: tests/app/cli/test_commands.py.
 """
@@ -34,12 +34,13 @@ _MEANT = {
     "export": "sessions export",
     "resume": "chat --resume last",
     "continue": "run -c",
-    "quantize": "pull NAME --quantize 4",
     "convert": "pull FILE.gguf",
     "tokens": "tokenize",
     "tui": "chat",
     "test": "verify",
 }
+# Options that no command has, or few -> hint for the others.
+_INSTEAD = {"--quantize": "`headrace pull NAME --quantize 4` keeps a quantized copy, which runs by its own name"}
 
 
 def own_option(name: str) -> str:
@@ -56,6 +57,11 @@ def meant(word: str, commands: Iterable[str]) -> str | None:
     if not near:
         return None
     return words[near[0]]
+
+
+def instead_of(option: str) -> str | None:
+    """Return a hint for an option that the command does not have; None without any."""
+    return _INSTEAD.get(option)
 
 
 class AliasedGroup(click.Group):

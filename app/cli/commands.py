@@ -15,7 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from headrace.app.cli import completion  # noqa: F401 (registers the shells' completion with click)
-from headrace.app.cli.aliases import meant, own_option
+from headrace.app.cli.aliases import instead_of, meant, own_option
 from headrace.app.cli.say import say
 from headrace.app.cli.standard_streams import OutputError, ReaderGoneError, silence_stdout
 from headrace.runtime.config import environment
@@ -258,10 +258,7 @@ def run_command_line() -> int:
         click.echo(error.format_message())
         return 2
     except click.UsageError as error:
-        command = PROGRAM
-        if error.ctx is not None:
-            command = error.ctx.command_path
-        _complain(_click_text(error), f"`{command} --help` shows the options")
+        _complain(*_usage_lines(error))
         return error.exit_code
     except click.ClickException as error:
         _complain(_click_text(error), None)
@@ -293,6 +290,16 @@ def _hint_to_install(error: ModuleNotFoundError) -> str:
     from headrace.app.versions import own_source  # here: few errors need it
 
     return f"reinstall headrace: {sys.executable} -m pip install --force-reinstall {own_source()}"
+
+
+def _usage_lines(error: click.UsageError) -> tuple[str, str]:
+    """Return the message and the hint for a wrong command line."""
+    if isinstance(error, click.NoSuchOption) and (hint := instead_of(error.option_name)):
+        return f"no such option '{error.option_name}'", hint
+    command = PROGRAM
+    if error.ctx is not None:
+        command = error.ctx.command_path
+    return _click_text(error), f"`{command} --help` shows the options"
 
 
 def _click_text(error: click.ClickException) -> str:

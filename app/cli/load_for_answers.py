@@ -20,7 +20,6 @@ from headrace.runtime.metrics.units import format_bytes
 
 if TYPE_CHECKING:
     from headrace.app.config.load_options import ModelSpec
-    from headrace.models.checkpoint.quantization import Quantization
     from headrace.models.loading.load import LoadedModel
     from headrace.models.registry.background_check import BackgroundCheck
     from headrace.models.registry.import_gguf import OpenedGGUF
@@ -114,21 +113,19 @@ def resolved_model(model: str | None, *, quiet: bool, chat: bool = False) -> "Re
         return resolve(model, progress=progress, opened=opened)
 
 
-def load_noted(
-    resolved: "ResolvedModel", spec: "ModelSpec", *, requantize: "Quantization | None" = None, quiet: bool = False
-) -> "LoadedModel":
+def load_noted(resolved: "ResolvedModel", spec: "ModelSpec", *, quiet: bool = False) -> "LoadedModel":
     """Load the model, and print its notes on standard error. Raises the errors of `load_model`.
 
     Most models load in seconds: a log has no line about those.
 
-    resolved, spec, requantize: see `load_model`.
+    resolved, spec: see `load_model`.
     quiet: draw no progress.
     """
     from headrace.app.hosts.load import load_model
     from headrace.app.output.progress import LOG_S, drawn_progress
 
     with drawn_progress(quiet=quiet, log_after_s=LOG_S) as progress:
-        loaded = load_model(resolved, spec, progress, requantize=requantize)
+        loaded = load_model(resolved, spec, progress)
     for note in loaded.notes:
         say(note, err=True)
     return loaded

@@ -75,10 +75,7 @@ def disk_cache_bytes() -> int:
 
 
 def kv_key(model: Path, network: Network, adapter: Adapter | None = None) -> bytes:
-    """Return a digest of everything that K/V depend on: the files of model and adapter, kernels and versions.
-
-    Weights that `run --quantize` changes in memory are not in it: `run` opens no cache for them.
-    """
+    """Return a digest of everything that K/V depend on: the files of model and adapter, kernels and versions."""
     key = blake2b(digest_size=16)
     folders = [model] if adapter is None else [model, adapter.path]
     for file in [file for folder in folders for file in sorted(folder.glob("*"))]:

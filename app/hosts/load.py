@@ -23,21 +23,16 @@ from headrace.models.registry.resolve import ResolvedModel
 
 if TYPE_CHECKING:
     from headrace.app.hosts.start import Ranks, Say
-    from headrace.models.checkpoint.quantization import Quantization
 
 
-def load_model(
-    resolved: ResolvedModel, spec: ModelSpec, progress: Progress, *, requantize: "Quantization | None" = None
-) -> LoadedModel:
+def load_model(resolved: ResolvedModel, spec: ModelSpec, progress: Progress) -> LoadedModel:
     """Load a model without its draft. Raises the errors of `load_resolved` or `load_on_hosts`.
 
     resolved: its files.
     spec: the way to load it.
-    requantize: quantize plain weights; None: leave them.
     """
     options: LoadOptions = {
         "context": spec.context,
-        "requantize": requantize,
         "kv": kv_choice(spec.kv),
         "activations": activations_choice(spec.activations),
         "force": spec.force,

@@ -16,7 +16,7 @@ import mlx.core as mx
 from msgspec import Struct
 
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError, UsageError
-from headrace.runtime.metrics.cost import FLOAT_MODES, quantized_bytes
+from headrace.runtime.metrics.cost import FLOAT_MODES
 from headrace.runtime.ops import Weight, groups_of_16
 
 # Affine settings of MLX
@@ -52,14 +52,10 @@ class Quantization(Struct, frozen=True):
         """Return whether rows of `columns` weights divide into groups."""
         return columns % self.group_size == 0
 
-    def nbytes(self, rows: int, columns: int) -> int:
-        """Return the bytes of a matrix (N, K) once quantized, with half-precision scales and biases."""
-        return quantized_bytes(rows * columns, self.bits, self.group_size)
-
-    def apply(self, data: mx.array, bias: mx.array | None = None) -> Weight:
+    def apply(self, data: mx.array) -> Weight:
         """Quantize a plain matrix (N, K) with MLX's quantizer."""
         packed, scales, biases = mx.quantize(data, group_size=self.group_size, bits=self.bits)
-        return Weight(packed, scales, biases, self.bits, self.group_size, bias)
+        return Weight(packed, scales, biases, self.bits, self.group_size)
 
 
 def stated_quantization(config: Mapping[str, object]) -> Mapping[str, object] | None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.loading.forcing import TeacherForcing
 from headrace.models.loading.measurement_key import measurement_key
@@ -38,7 +37,6 @@ def choose_activations(
     network: Network,
     tokenizer: Tokenizer,
     checkpoint: Checkpoint,
-    requantize: Quantization | None,
     context: int,
     progress: Progress,
 ) -> tuple[Network, str | None]:
@@ -46,7 +44,6 @@ def choose_activations(
 
     network: with activations in 16 bits; returned as it is if they stay.
     checkpoint: files of its weights, by which the measurement is kept.
-    requantize: how these weights were quantized while they were loaded.
     context: the model's maximum, in tokens.
     progress: called while the divergence is measured, once for each model.
     The note is None if 8 bits were chosen by an earlier measurement.
@@ -61,7 +58,7 @@ def choose_activations(
         return network, "activations stay in 16 bits: the tokenizer has ids outside the model's vocabulary"
 
     # The stored divergence, or a new one.
-    key = measurement_key(checkpoint, _VERSION, str(requantize), list(ids))
+    key = measurement_key(checkpoint, _VERSION, list(ids))
     file = _cache_folder() / f"{key}.json"
     touch_cache(file, _MAX_MODELS)
     kl = read_cache(file).get("kl")

@@ -8,7 +8,6 @@ Guard: tests/models/loading/test_load.py.
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
@@ -19,10 +18,10 @@ from msgspec.structs import replace
 from headrace.models.architectures.config import DecoderConfig
 from headrace.models.architectures.families import architecture_named, architecture_of
 from headrace.models.checkpoint.adapter import Adapter
-from headrace.models.checkpoint.quantization import Quantization, has_groups_of_16
+from headrace.models.checkpoint.quantization import has_groups_of_16
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.checkpoint.tensor_info import stored_dtype
-from headrace.models.checkpoint.text_part import TextCheckpoint, text_part
+from headrace.models.checkpoint.text_part import text_part
 from headrace.models.checkpoint.validation import convert_read_errors, report_store_damage
 from headrace.models.cost.costs import loaded_weight_bytes, shape_to_run, working_memory
 from headrace.models.cost.step_shape import StepShape
@@ -95,7 +94,6 @@ class LoadOptions(TypedDict, total=False):
     """Options of `load_model`, for functions that pass them on."""
 
     context: int | None
-    requantize: Quantization | None
     kv: KVChoice
     activations: ActivationsChoice
     force: bool
@@ -121,7 +119,6 @@ def load_model(
     *,
     name: str,
     context: int | None = None,
-    requantize: Quantization | None = None,
     kv: KVChoice = None,
     activations: ActivationsChoice = 16,
     force: bool = False,
@@ -132,9 +129,8 @@ def load_model(
     """Load the model in `directory` for at most `context` tokens (None: the model's maximum that fits in memory).
 
     Raises CheckpointError for broken files, UnsupportedModelError for unknown architectures and NotEnoughMemoryError
-    if weights and K/V do not fit (unless `force`). Raises UsageError for a context beyond the model's maximum, for
-    requantizing a quantized checkpoint and for unsupported K/V formats and widths of activations, or divisions.
-    requantize: quantize the matrices of a plain checkpoint so.
+    if weights and K/V do not fit (unless `force`). Raises UsageError for a context beyond the model's maximum, and for
+    unsupported K/V formats, widths of activations and divisions.
     rank: load this rank's part of the model.
     adapter: low-rank changes of the weights.
     progress: called while weights and tokenizer are read, if that takes long, and while "auto" activations are
@@ -148,13 +144,11 @@ def load_model(
             f"a context of {context} tokens is too long; the maximum of {name} is {longest}",
             "--force goes beyond it; answers may degrade",
         )
-    if requantize is not None and checkpoint.quantization is not None:
-        raise UsageError("the checkpoint is quantized already", "--quantize takes a plain one")
     if adapter is not None:
         checkpoint = _adapted(checkpoint, adapter, name, rank)
 
     # The K/V format, and the context that fits into memory.
-    fitted = fitting_network(checkpoint, config, requantize, kv, context, rank, force=force)
+    fitted = fitting_network(checkpoint, config, kv, context, rank, force=force)
     limit = fitted.context
 
     # Weights and tokenizer take megabytes from disk, and release the interpreter lock: they are read together.
@@ -171,7 +165,7 @@ def load_model(
         note = "activations stay in 16 bits: several machines share the model"
     else:
         with memory_errors(fitted.sized.weights):
-            network, note = choose_activations(network, tokenizer, checkpoint, requantize, longest, progress)
+            network, note = choose_activations(network, tokenizer, checkpoint, longest, progress)
 
     notes = _notes(name, checkpoint, native=config is not None and ops.select() is ops.native)
     if kv == "auto":
@@ -274,7 +268,6 @@ class Fitted(Struct, frozen=True):
 def fitting_network(
     checkpoint: Checkpoint,
     config: DecoderConfig | None,
-    requantize: Quantization | None,
     kv: KVChoice,
     context: int | None,
     rank: "Rank | None",
@@ -290,7 +283,7 @@ def fitting_network(
     limit_command_buffers(shape.layers)  # before the memory check has MLX make its device
     working = working_memory(shape)
     # The K/V format first, which "auto" chooses for `wanted` tokens; then the context, which may be shorter.
-    sized_for = partial(sized_network, checkpoint, config, requantize, shape, rank)  # called with a K/V format
+    sized_for = partial(sized_network, checkpoint, config, shape, rank)  # called with a K/V format
     kv_format, sized = stored_network(sized_for, kv, wanted, working, rank)
     if force:
         return Fitted(sized, kv_format, wanted)
@@ -310,7 +303,6 @@ def read_network(sized: Sized) -> Network:
 def sized_network(
     checkpoint: Checkpoint,
     config: DecoderConfig | None,
-    requantize: Quantization | None,
     shape: StepShape,
     rank: "Rank | None",
     wanted: KVFormat | None,
@@ -323,26 +315,21 @@ def sized_network(
     part = text_part(checkpoint)
     dtype = compute_dtype(mx.default_device().type, stored_dtype(part.tensors), checkpoint.config)
     if rank is not None:
-        return rank.sized(checkpoint, config, chosen, dtype, requantize, wanted)
+        return rank.sized(checkpoint, config, chosen, dtype, wanted)
     if config is None:
-        return _sized_class(checkpoint, requantize, wanted, chosen)
-    return _sized_decoder(checkpoint, config, part, requantize, shape, dtype, stored_kv(config, chosen, dtype, wanted))
+        return _sized_class(checkpoint, wanted, chosen)
+    return _sized_decoder(checkpoint, config, shape, dtype, stored_kv(config, chosen, dtype, wanted))
 
 
 def _sized_decoder(
     checkpoint: Checkpoint,
     config: DecoderConfig,
-    part: TextCheckpoint,
-    requantize: Quantization | None,
     shape: StepShape,
     dtype: mx.Dtype,
     kv: KVFormat,
 ) -> Sized:
-    """Return headrace's own decoder, perhaps with a head. part: `text_part` of the checkpoint."""
-    if requantize is None:
-        weights = loaded_weight_bytes(checkpoint, shape)
-    else:
-        weights = _quantized_bytes(part, requantize)
+    """Return headrace's own decoder, perhaps with a head."""
+    weights = loaded_weight_bytes(checkpoint, shape)
     if checkpoint.adapter is not None:
         weights += checkpoint.adapter.nbytes
     layers = kv_layers(config, kv)
@@ -350,19 +337,17 @@ def _sized_decoder(
     if architecture_named(config.architecture).head is not None:
         head = _head(checkpoint)
     if head is None:
-        return Sized(lambda: _decoder(checkpoint, config, dtype, requantize, kv), weights, layers)
+        return Sized(lambda: _decoder(checkpoint, config, dtype, kv), weights, layers)
 
     def with_head() -> Network:
         from headrace.models.network.head_decoder import add_own_head
 
-        return add_own_head(_decoder(checkpoint, config, dtype, requantize, kv), head, requantize)
+        return add_own_head(_decoder(checkpoint, config, dtype, kv), head)
 
     return Sized(with_head, weights + head.nbytes, layers)
 
 
-def _sized_class(
-    checkpoint: Checkpoint, requantize: Quantization | None, wanted: KVFormat | None, chosen: ops.Ops
-) -> Sized:
+def _sized_class(checkpoint: Checkpoint, wanted: KVFormat | None, chosen: ops.Ops) -> Sized:
     """Return the network of one of mlx-lm's classes, perhaps with a head. See `sized_network`.
 
     The class is instantiated for its sizes; its arrays stay unevaluated.
@@ -373,14 +358,14 @@ def _sized_class(
     kernels: ops.Ops | None = chosen
     if chosen is ops.reference:  # operations of MLX itself, as the class has them: its layers are not exchanged
         kernels = None
-    network = MlxLmNetwork(checkpoint, device=device, requantize=requantize, kv=wanted, kernels=kernels)
+    network = MlxLmNetwork(checkpoint, device=device, kv=wanted, kernels=kernels)
     weights = sum(array.nbytes for array in network.arrays)
     head = _head(checkpoint)
     if head is None:
         return Sized(network.use_kernels, weights, network.cost.kv)
 
     def with_head() -> Network:
-        return add_head(network.use_kernels(), head, device, kernels, requantize)
+        return add_head(network.use_kernels(), head, device, kernels)
 
     return Sized(with_head, weights + head.nbytes, network.cost.kv)
 
@@ -392,9 +377,7 @@ def _head(checkpoint: Checkpoint) -> "HeadTensors | None":
     return head_tensors(checkpoint)
 
 
-def _decoder(
-    checkpoint: Checkpoint, config: DecoderConfig, dtype: mx.Dtype, requantize: Quantization | None, kv: KVFormat
-) -> "Decoder":
+def _decoder(checkpoint: Checkpoint, config: DecoderConfig, dtype: mx.Dtype, kv: KVFormat) -> "Decoder":
     """Return headrace's own decoder, with its weights."""
     from headrace.models.network.make_decoder import make_decoder
     from headrace.models.network.parameters import Parameters
@@ -402,7 +385,7 @@ def _decoder(
     kernels = ops.select()
     together = kernels is ops.native and config.plain and not checkpoint.gguf  # a GGUF's are converted one by one
     with ops.native.read_together() if together else nullcontext():
-        return make_decoder(config, Parameters(checkpoint, kernels, dtype, requantize), kernels, dtype, kv)
+        return make_decoder(config, Parameters(checkpoint, kernels, dtype), kernels, dtype, kv)
 
 
 def stored_network(
@@ -452,18 +435,6 @@ def _fitting_tokens(
     if budget is None:
         return limit
     return longest_context(kv, budget.usable - weights - working, limit)
-
-
-def _quantized_bytes(part: TextCheckpoint, kind: Quantization) -> int:
-    """Return the bytes of all tensors after quantizing each plain matrix whose rows divide into groups."""
-    total = 0
-    for info in part.tensors.values():
-        *rows, columns = info.shape or (1,)
-        if rows and kind.fits(columns):
-            total += kind.nbytes(prod(rows), columns)
-        else:
-            total += info.nbytes
-    return total
 
 
 def with_kv(network: Network, wanted: KVFormat) -> Network:

@@ -14,7 +14,6 @@ from msgspec import Struct
 
 from headrace.models.architectures.config import DecoderConfig
 from headrace.models.architectures.families import architecture_named, architecture_of
-from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.text_part import text_part
 from headrace.models.loading.sized import Sized
@@ -56,7 +55,6 @@ class Rank(Struct, frozen=True):
         config: DecoderConfig | None,
         ops: Ops,
         dtype: mx.Dtype,
-        requantize: Quantization | None,
         wanted: KVFormat | None,
     ) -> Sized:
         """Return this rank's part of the network, without reading weights. See `sized_network`.
@@ -65,10 +63,10 @@ class Rank(Struct, frozen=True):
         """
         if config is None:
             return self._classes(checkpoint, ops, wanted)
-        part = _divided(checkpoint, config, self.split, self.group.rank, requantize)
-        parameters = Parameters(checkpoint, ops, dtype, requantize, part.take, _reading(part, checkpoint))
+        part = _divided(checkpoint, config, self.split, self.group.rank)
+        parameters = Parameters(checkpoint, ops, dtype, part.take, _reading(part, checkpoint))
         kv = stored_kv(part.whole, ops, dtype, wanted)
-        head = _Head.of(checkpoint, config, part, ops, dtype, requantize)
+        head = _Head.of(checkpoint, config, part, ops, dtype)
         weights = parameters.nbytes
         if head is not None:
             weights += head.parameters.nbytes
@@ -103,7 +101,7 @@ class Rank(Struct, frozen=True):
         def make() -> Network:
             made = network.use_kernels()
             if head is not None:
-                made = add_head(made, head, device, kernels, None)
+                made = add_head(made, head, device, kernels)
             for array in made.arrays:  # one after the other: each is read whole before a part is kept
                 mx.eval(array)
             return made
@@ -134,7 +132,6 @@ class _Head(Struct, frozen=True):
         part: TensorPart | Stage,
         ops: Ops,
         dtype: mx.Dtype,
-        requantize: Quantization | None,
     ) -> "_Head | None":
         """Return a rank's part: with `tensor` as of each layer, else rank 0 has all, beside embedding and head."""
         if architecture_named(config.architecture).head is None or (isinstance(part, Stage) and part.rank):
@@ -142,10 +139,10 @@ class _Head(Struct, frozen=True):
         if (tensors := head_tensors(checkpoint)) is None:
             return None
         if isinstance(part, Stage):
-            return cls(tensors, head_parameters(tensors, ops, dtype, requantize), None)
+            return cls(tensors, head_parameters(tensors, ops, dtype), None)
         own_part = tensor_part(head_config(tensors), part.split, part.rank, part.unit)
         read = _reading(part, checkpoint)
-        return cls(tensors, head_parameters(tensors, ops, dtype, requantize, own_part.take, read), own_part)
+        return cls(tensors, head_parameters(tensors, ops, dtype, own_part.take, read), own_part)
 
     def made(self, network: Decoder, group: Group) -> HeadDecoder:
         """Return the head of a rank's network."""
@@ -159,28 +156,20 @@ class _Head(Struct, frozen=True):
         return head.of(network, hidden_first=hidden_first)
 
 
-def check_division(
-    checkpoint: Checkpoint, config: DecoderConfig | None, split: Split, requantize: Quantization | None = None
-) -> None:
+def check_division(checkpoint: Checkpoint, config: DecoderConfig | None, split: Split) -> None:
     """Raise UsageError, or UnsupportedModelError for a cut group, if the model cannot be divided so. Reads headers."""
     if config is None:
-        from headrace.models.mlx_lm.fixes import class_name
         from headrace.models.mlx_lm.ranked import check_classes  # late: imports mlx-lm
 
-        if requantize is not None:
-            name = class_name(checkpoint.config)
-            raise UsageError(f"several ranks: {name} runs a model as it is stored", "leave out --quantize")
         check_classes(checkpoint, split)
         return
     for rank in range(len(split.shares)):
-        part = _divided(checkpoint, config, split, rank, requantize)
-        Parameters(checkpoint, reference, mx.float32, None, part.take, _reading(part, checkpoint))
-        _Head.of(checkpoint, config, part, reference, mx.float32, None)
+        part = _divided(checkpoint, config, split, rank)
+        Parameters(checkpoint, reference, mx.float32, part.take, _reading(part, checkpoint))
+        _Head.of(checkpoint, config, part, reference, mx.float32)
 
 
-def _divided(
-    checkpoint: Checkpoint, config: DecoderConfig, split: Split, rank: int, requantize: Quantization | None
-) -> TensorPart | Stage:
+def _divided(checkpoint: Checkpoint, config: DecoderConfig, split: Split, rank: int) -> TensorPart | Stage:
     """Return one rank's part of a decoder. Raises UsageError for models that cannot be divided."""
     named = checkpoint.config.get("model_type")
     if long_rope(config) is not None or not config.splits:
@@ -195,7 +184,7 @@ def _divided(
         )
     if split.kind == "pipeline":
         return stage(config, split, rank)
-    return tensor_part(config, split, rank, _unit(text_part(checkpoint).quantization, requantize))
+    return tensor_part(config, split, rank, _unit(text_part(checkpoint).quantization))
 
 
 def _reading(part: TensorPart | Stage, checkpoint: Checkpoint) -> Callable[[Checkpoint], dict[str, Any]]:
@@ -209,11 +198,10 @@ def _reading(part: TensorPart | Stage, checkpoint: Checkpoint) -> Callable[[Chec
     return file_parts
 
 
-def _unit(quantization: Mapping[str, object] | None, requantize: Quantization | None) -> int:
+def _unit(quantization: Mapping[str, object] | None) -> int:
     """Return the columns of the largest quantized groups."""
     sections = [quantization, *(quantization or {}).values()]
     sizes = [
         int(section["group_size"]) for section in sections if isinstance(section, dict) and "group_size" in section
     ]
-    sizes.append(requantize.group_size if requantize else _PLAIN_UNIT)
-    return max(sizes)
+    return max([_PLAIN_UNIT, *sizes])

@@ -12,7 +12,6 @@ from typing import Unpack, cast
 
 from msgspec.structs import replace
 
-from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.loading.decoder_choice import own_decoder
 from headrace.models.loading.load import (
@@ -59,13 +58,12 @@ def load_ranked(
     # Refusals before the followers are told.
     if len(split.shares) != leader.size:
         raise UsageError(f"{len(split.shares)} shares for {leader.size} ranks")
-    requantize = options.get("requantize")
     kv = options.get("kv")
     activations = options.get("activations", 16)
     if activations == 8 and split.kind == "tensor":
         raise UsageError("tensor parallel rounds activations to 16 bits", "--split pipeline rounds to 8")
     checkpoint = open_checkpoint(resolved.path)
-    check_division(checkpoint, own_decoder(checkpoint), split, requantize)
+    check_division(checkpoint, own_decoder(checkpoint), split)
 
     # The model and the options, as `_serve_model` and `_load_part` read them.
     leader.tell(
@@ -75,7 +73,6 @@ def load_ranked(
             "kind": split.kind,
             "shares": split.shares,
             "context": options.get("context"),
-            "requantize": None if requantize is None else (requantize.bits, requantize.group_size),
             "kv": kv.name if isinstance(kv, KVFormat) else kv,
             "activations": 16 if activations == "auto" else activations,
             "force": options.get("force", False),
@@ -149,11 +146,10 @@ def _kv_bytes(network: Network | FollowerNetwork, limit: int) -> int:
 def _load_part(directory: Path, rank: Rank, how: Record) -> tuple[FollowerNetwork, int]:
     """Return this rank's part of the model in `directory`, and the context that fits here. how: rank 0's options."""
     checkpoint = open_checkpoint(directory)
-    requantize = how["requantize"] and Quantization(*how["requantize"])
     kv: KVChoice = "auto"
     if how["kv"] != "auto":
         kv = next((kind for kind in FORMATS if kind.name == how["kv"]), None)
     config = own_decoder(checkpoint)
-    fitted = fitting_network(checkpoint, config, requantize, kv, how["context"], rank, force=how["force"])
+    fitted = fitting_network(checkpoint, config, kv, how["context"], rank, force=how["force"])
     network = with_activations(read_network(fitted.sized), how["activations"])
     return cast(FollowerNetwork, network), fitted.context

@@ -24,7 +24,6 @@ from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.foreign.matrices import REQUANTIZED_BITS, REQUANTIZED_GROUPS
 from headrace.models.checkpoint.quantization import (
     GROUPS_OF_16,
-    Quantization,
     has_groups_of_16,
     layer_quantization,
     stated_quantization,
@@ -170,25 +169,6 @@ def refused(config: Mapping[str, object], name: str, error: BaseException) -> Ch
     if not isinstance(error, ValueError):
         message = f"{type(error).__name__}: {message}"
     return CheckpointError(f"{class_name(config)} cannot load {name}: {message[:200]}")
-
-
-def quantize(model: nn.Module, kind: Quantization) -> None:
-    """Quantize all layers that divide into groups, as mlx-lm's converter does, with the class's exceptions."""
-    predicate = getattr(model, "quant_predicate", None)
-
-    def wanted(path: str, module: nn.Module) -> bool | dict[str, object]:
-        if not _fits(module, kind.group_size):
-            return False
-        if predicate is None:
-            return True
-        answer = predicate(path, module)
-        if not isinstance(answer, dict):
-            return bool(answer)
-        if not _fits(module, answer.get("group_size", kind.group_size)):
-            return False
-        return answer
-
-    nn.quantize(model, group_size=kind.group_size, bits=kind.bits, class_predicate=wanted)
 
 
 def _from_files(checkpoint: Checkpoint) -> nn.Module:

@@ -17,15 +17,14 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from msgspec.structs import replace
 
-from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.mlx_lm.backend import MlxLmBackend
 from headrace.models.mlx_lm.cache import CachePart, MlxLmCache
 from headrace.models.mlx_lm.costs import layers_kv, measure
 from headrace.models.mlx_lm.functions import KernelFunctions
-from headrace.models.mlx_lm.kernels import Stored, exchange, stored_arrays
+from headrace.models.mlx_lm.kernels import Stored, exchange
 from headrace.models.mlx_lm.kv import make_parts, quantized
-from headrace.models.mlx_lm.load import load, quantize, refused
+from headrace.models.mlx_lm.load import load, refused
 from headrace.models.mlx_lm.long_rope import LongRope
 from headrace.models.mlx_lm.mtp import Head, project, text_model
 from headrace.models.network.long_rope import TokenHistory
@@ -42,7 +41,6 @@ class MlxLmNetwork:
     """A `runtime.network.Network` around an mlx-lm model. No weight is read until `arrays` are evaluated.
 
     activations, pages, division: see `runtime.network.Network`. No activations are rounded, and K/V are no blocks.
-    requantize: quantization of plain layers; None leaves them plain.
     kv: storage format of K/V, None for the class's own; raises UsageError if the class does not support it.
     kernels: operations for `use_kernels`; None: the class stays stock MLX.
     head, divide: see `models.mlx_lm.load.load`.
@@ -58,7 +56,6 @@ class MlxLmNetwork:
         checkpoint: Checkpoint,
         *,
         device: mx.DeviceType,
-        requantize: Quantization | None = None,
         kv: KVFormat | None = None,
         kernels: Ops | None = None,
         head: Head | None = None,
@@ -66,9 +63,6 @@ class MlxLmNetwork:
     ) -> None:
         # The model, and its layers as stored until they are exchanged
         self._model, stored = load(checkpoint, device, head, divide)
-        if requantize is not None:
-            quantize(self._model, requantize)
-            stored = stored_arrays(self._model)
         self._kernels: tuple[Ops, Stored] | None = None  # until the layers are exchanged
         if kernels is not None:
             self._kernels = (kernels, stored)
@@ -209,13 +203,7 @@ class MtpNetwork(MlxLmNetwork):
         return project(self._model, x[:, -1:])[:, 0]
 
 
-def add_head(
-    network: MlxLmNetwork,
-    tensors: HeadTensors,
-    device: mx.DeviceType,
-    kernels: Ops | None,
-    requantize: Quantization | None,
-) -> MlxLmNetwork:
+def add_head(network: MlxLmNetwork, tensors: HeadTensors, device: mx.DeviceType, kernels: Ops | None) -> MlxLmNetwork:
     """Give mlx-lm's network its checkpoint's head, and return it. The head's arrays become some of the network's.
 
     Draft tokens need a network that can drop the rejected ones; others get no head.
@@ -223,7 +211,7 @@ def add_head(
     if not network.rolls_back:
         return network
     bound = Head(tensors, network.model)
-    head = MtpNetwork(tensors.checkpoint, device=device, requantize=requantize, kernels=kernels, head=bound)
+    head = MtpNetwork(tensors.checkpoint, device=device, kernels=kernels, head=bound)
     head.use_kernels()
     network.arrays = [*network.arrays, *head.arrays]
     network.draft_head = head

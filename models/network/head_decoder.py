@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from headrace.models.architectures.config import DecoderConfig
 from headrace.models.architectures.read import decoder_config
-from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint, quantization_section
 from headrace.models.checkpoint.text_part import TextCheckpoint, headrace_name, text_config
 from headrace.models.network.decoder import Decoder
@@ -109,7 +108,6 @@ def head_parameters(
     tensors: HeadTensors,
     ops: Ops,
     dtype: mx.Dtype,
-    requantize: Quantization | None,
     take: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     read: Callable[[Checkpoint], dict[str, Any]] = weight_arrays,
 ) -> Parameters:
@@ -124,14 +122,14 @@ def head_parameters(
         renamed = {modules.get(name, name): entry for name, entry in section.items()}
         config = {**config, "quantization": renamed}
     part = TextCheckpoint(config, infos, stored, {}, whole_norms=not tensors.shifts)
-    return Parameters(replace(checkpoint, tensors=dict(tensors.infos)), ops, dtype, requantize, take, read, part)
+    return Parameters(replace(checkpoint, tensors=dict(tensors.infos)), ops, dtype, take, read, part)
 
 
-def add_own_head(network: Decoder, tensors: HeadTensors, requantize: Quantization | None) -> Decoder:
+def add_own_head(network: Decoder, tensors: HeadTensors) -> Decoder:
     """Give our decoder its checkpoint's head, if its caches drop rejected draft tokens, and return it."""
     if not network.rolls_back:
         return network
-    parameters = head_parameters(tensors, network.ops, network.dtype, requantize)
+    parameters = head_parameters(tensors, network.ops, network.dtype)
     head = HeadDecoder(head_config(tensors), parameters, network.ops, network.dtype)
     network.draft_head = head.of(network, hidden_first=tensors.hidden_first)
     return network

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from headrace.models.architectures.families import architecture_of
 from headrace.models.architectures.fields import Fields
-from headrace.models.checkpoint.quantization import Quantization, layer_quantization
+from headrace.models.checkpoint.quantization import layer_quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.text_part import TextCheckpoint, text_part
 from headrace.models.network.adapted import AdaptedOps, Change, Changes, Factors, joined
@@ -58,7 +58,6 @@ class Parameters:
     """Tensors of the text part by module path.
 
     ops, dtype: that the weights are prepared for.
-    requantize: quantization of plain matrices; None to leave them plain.
     take: returns a rank's part of tensors.
     read: reads the checkpoint's; parts of files are read one after the other.
     part: of the checkpoint, if not its text.
@@ -69,7 +68,6 @@ class Parameters:
         checkpoint: Checkpoint,
         ops: Ops,
         dtype: mx.Dtype,
-        requantize: Quantization | None = None,
         take: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
         read: Callable[[Checkpoint], dict[str, Any]] = weight_arrays,
         part: TextCheckpoint | None = None,
@@ -83,7 +81,6 @@ class Parameters:
         self._quantization = part.quantization
         self._ops = ops
         self._dtype = dtype
-        self._requantize = requantize
         self._arrays = with_stacks({name: arrays[stored] for name, stored in part.stored.items()})
         self._taken: dict[str, Weight] = {}  # by module: read, and not returned yet
         self._changes = Changes(adapter, part.stored)  # of an adapter, not read yet
@@ -236,17 +233,11 @@ class Parameters:
         return self._prepared(turned, {names[0]: above.rows}), self._prepared(second, {names[1]: below.rows})
 
     def router(self, prefix: str, tensor: Tensor) -> Weight:
-        """Return a router of experts or streams, in at least 8 bits and for products in float32.
+        """Return a router of experts or streams, for products in float32.
 
         Small errors of its scores select other experts, and a router has few weights. See `Tensor.scores`.
         """
-        requantize = self._requantize
-        least = 8
-        if requantize is not None and requantize.bits < least:
-            self._requantize = replace(requantize, bits=least)
-        weight = self.matrix(f"{prefix}.{tensor.name}", tensor.rows, tensor.columns, exact=True)
-        self._requantize = requantize
-        return weight
+        return self.matrix(f"{prefix}.{tensor.name}", tensor.rows, tensor.columns, exact=True)
 
     def stack(self, prefix: str, tensor: Tensor) -> Weight:
         """Return experts' projections as one stack, also of single stored ones.
@@ -341,17 +332,14 @@ class Parameters:
         return prepared
 
     def _stored(self, module: str, rows: int, columns: int, stack: tuple[int, ...] = ()) -> Weight:
-        """Take a projection as stored, (*stack, rows, columns), requantized if it is plain. stack: (X,) of experts."""
+        """Take a projection as stored, (*stack, rows, columns). stack: (X,) of experts."""
         if module in self._taken:
             return self._taken.pop(module)
         bias = None
         if f"{module}.bias" in self:
             bias = self._pop(f"{module}.bias", (*stack, rows))
         if f"{module}.scales" not in self:
-            data = self._plain(module, rows, columns, stack)
-            if self._requantize is not None and self._requantize.fits(columns):
-                return self._requantize.apply(data, bias)
-            return Weight(data, bias=bias)
+            return Weight(self._plain(module, rows, columns, stack), bias=bias)
         kind = layer_quantization(self._quantization, module)
         groups = (*stack, rows, columns // kind.group_size)
         data = self._pop(f"{module}.weight", (*stack, rows, columns * kind.bits // 32))

@@ -142,7 +142,6 @@ def collect(engine: Any, steps: dict[Any, list[Any]]) -> None:
 
 
 def _lead(size: int) -> None:
-    from headrace.models.checkpoint.quantization import Quantization
     from headrace.models.loading import load
     from headrace.models.loading.ranked import load_ranked
     from headrace.models.registry.resolve import ResolvedModel
@@ -174,7 +173,6 @@ def _lead(size: int) -> None:
                     Split(job["kind"], tuple(job["shares"])),
                     model={"path": job["path"], "environment": job.get("environment", {})},
                     context=job.get("context", 256),
-                    requantize=Quantization(*job["requantize"]) if "requantize" in job else None,
                     kv="auto" if job.get("kv") == "auto" else kv_format(job["kv"]) if "kv" in job else None,
                     activations=job.get("activations", 16),
                 )

@@ -21,7 +21,7 @@ from headrace.app.answer.repetition import REPEATS
 from headrace.app.chat.prompt import ChatMessages, prompt_messages
 from headrace.app.cli.interrupts import first_interrupt_cancels
 from headrace.app.cli.load_for_answers import load_draft, load_noted, raise_damage, resolved_model
-from headrace.app.cli.run.arguments import DEFAULT_GROUP_SIZE, RunArguments
+from headrace.app.cli.run.arguments import RunArguments
 from headrace.app.cli.run.prompt import read_prompt
 from headrace.app.cli.run.session import RunSession
 from headrace.app.cli.say import say
@@ -29,7 +29,6 @@ from headrace.app.config.settings import load_settings
 from headrace.app.output.plain_output import PlainOutput
 from headrace.app.output.progress import RedrawnLine
 from headrace.app.output.sanitise import sanitise
-from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.loading.decoder_choice import context_length
 from headrace.models.loading.load import LoadedModel
 from headrace.models.registry.background_check import BackgroundCheck
@@ -60,14 +59,11 @@ def run_answer(arguments: RunArguments) -> int:
     session = RunSession(settings, arguments, content, attachments)
 
     started = time.perf_counter()
-    requantize = None  # refused before anything is fetched
-    if arguments.quantize is not None:
-        requantize = Quantization(arguments.quantize, arguments.group_size or DEFAULT_GROUP_SIZE)
     resolved = resolved_model(session.model, quiet=arguments.quiet, chat=not arguments.raw)
     spec = arguments.load.spec(settings, draft)
-    loaded = load_noted(resolved, spec, requantize=requantize, quiet=arguments.quiet)
+    loaded = load_noted(resolved, spec, quiet=arguments.quiet)
     network = load_draft(draft, loaded, quiet=arguments.quiet)
-    keeps_kv = (session.keeps or session.resumed) and requantize is None  # not of weights that differ from the files
+    keeps_kv = session.keeps or session.resumed
     max_running = arguments.samples or MAX_RUNNING
     answerer, disk_cache = _answerer(resolved, loaded, network, max_running, keeps_kv=keeps_kv)
     check = BackgroundCheck(resolved)

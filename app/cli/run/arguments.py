@@ -12,7 +12,6 @@ from headrace.app.cli.model_options import LoadArguments
 from headrace.app.output.output_file import check_output
 from headrace.runtime.errors import UsageError
 
-DEFAULT_GROUP_SIZE = 64
 _LAST = "last"
 
 
@@ -27,7 +26,6 @@ class RunArguments(Struct, frozen=True):
     options: answer options of the command line.
     samples: number of answers; None: one, streamed.
     load: options of loading.
-    quantize, group_size: bits and weights per scale to quantize a plain checkpoint to.
     raw: no chat template.
     with_steps, logprobs: further parts of the JSON document.
     trace: file to write.
@@ -43,8 +41,6 @@ class RunArguments(Struct, frozen=True):
     options: AnswerOptions
     samples: int | None
     load: LoadArguments
-    quantize: int | None
-    group_size: int | None
     raw: bool
     as_json: bool
     with_steps: bool
@@ -86,7 +82,6 @@ class RunArguments(Struct, frozen=True):
         # Each rule: whether it is broken, and the message.
         rules = (
             (report and not self.as_json, "--steps and --logprobs need --json"),
-            (self.group_size is not None and self.quantize is None, "--group-size needs --quantize"),
             (self.quiet and figures, "--quiet excludes --stats and --explain"),
             (
                 self.show_prompt and (self.samples is not None or self.reported),

@@ -37,10 +37,6 @@ from headrace.app.cli.run.arguments import RunArguments
 @answer_options
 @click.option("--samples", type=click.IntRange(1, 256), metavar="N", help="N answers, decoded side by side.")
 @model_options
-@click.option(
-    "--quantize", type=int, metavar="BITS", help="Bits for a plain checkpoint while it loads: 2, 3, 4, 5, 6 or 8."
-)
-@click.option("--group-size", type=int, help="Weights per scale for --quantize: 32, 64 or 128 [64].")
 @click.option("--raw", is_flag=True, help="No chat template: the prompt is continued as it is.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of the text.")
 @click.option("--steps", "with_steps", is_flag=True, help="With --json: one record per decode step.")

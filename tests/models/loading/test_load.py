@@ -9,7 +9,6 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.architectures.read import decoder_config
-from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost import shape_sources
 from headrace.models.cost.costs import shape_to_run, working_memory
@@ -156,7 +155,7 @@ def test_the_configuration_is_worked_out_once(directory: Path, monkeypatch: pyte
 def test_loading_frees_its_cached_buffers(directory: Path, changes: dict[str, object]) -> None:
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, **changes}))
-    model = load_model(directory, name="tiny", requantize=Quantization(4, 32))
+    model = load_model(directory, name="tiny")
     assert mx.get_cache_memory() == 0
     assert model.context_limit == CONTEXT
 
@@ -218,20 +217,6 @@ def test_layers_with_a_window_leave_room_for_more_context(
     assert room < 2000 * cost.kv_bytes_per_token
     with_memory(monkeypatch, open_checkpoint(directory).nbytes + working(directory) + room)
     assert load_model(directory, name="tiny").context_limit == (2000 if "full_attention" in layers else CONTEXT)
-
-
-def test_requantizing_needs_the_memory_of_the_result(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = Quantization(4, 32)
-    quantized = load_model(directory, name="tiny", requantize=kind)
-    stored = sum(array.nbytes for array in quantized.network.arrays)
-    per_token = quantized.network.cost.kv_bytes_per_token
-    assert stored < open_checkpoint(directory).nbytes
-    with_memory(
-        monkeypatch, open_checkpoint(directory).nbytes * 2 // 3 + working(directory) + LEAST_CONTEXT * per_token
-    )
-    assert load_model(directory, name="tiny", requantize=kind).context_limit >= LEAST_CONTEXT
-    with pytest.raises(NotEnoughMemoryError):
-        load_model(directory, name="tiny")
 
 
 def test_kv_formats_count_and_are_kept(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,13 +354,6 @@ def test_a_context_that_does_not_fit_is_refused_with_one_that_does(
     with_memory(monkeypatch, working(directory) + LEAST_CONTEXT * per_token // 2)  # not even the shortest one fits
     with pytest.raises(NotEnoughMemoryError):
         load_model(directory, name="tiny")
-
-
-def test_quantizing_twice_is_refused(directory: Path) -> None:
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({**config, "quantization": {"bits": 4, "group_size": 32}}))
-    with pytest.raises(UsageError, match="quantized already"):
-        load_model(directory, name="tiny", requantize=Quantization(4, 32))
 
 
 @pytest.mark.parametrize("content", [b"[]", b"{", b"\xff\xfe", b"[" * 100_000, bytes((32 << 20) + 1)])

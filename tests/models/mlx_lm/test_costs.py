@@ -13,7 +13,6 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
-from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.cost.mlx_lm_shape import shape_of_mlx_lm_config
 from headrace.models.cost.step_shape import total
 from headrace.models.mlx_lm.network import MlxLmNetwork
@@ -126,9 +125,10 @@ class Step:
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("quantized", [False, True])
-def test_weight_bytes_of_a_step_are_those_of_the_tensors_touched(directory: Path, quantized: bool) -> None:
-    network = load(directory, requantize=Quantization(8, 32) if quantized else None)
+@pytest.mark.parametrize("bits", [None, 8])
+@pytest.mark.parametrize("name", ATTENTIVE)
+def test_weight_bytes_of_a_step_are_those_of_the_tensors_touched(tmp_path: Path, name: str, bits: int | None) -> None:
+    network = load(write(tmp_path, ATTENTIVE[name], bits))
     assert network.cost.weight_bytes == pytest.approx(Step(network, 3).weight_bytes(), rel=0.01)
 
 

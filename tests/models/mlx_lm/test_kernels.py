@@ -8,7 +8,6 @@ import mlx.nn as nn
 import pytest
 from mlx_lm.models.switch_layers import SwiGLU, SwitchGLU
 
-from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.mlx_lm.functions import KernelFunctions
 from headrace.models.mlx_lm.kernels import _Experts, _OnKernels, _Projection, _Table
 from headrace.models.mlx_lm.network import MlxLmNetwork
@@ -57,12 +56,6 @@ EXPERTS: dict[str, dict[str, Any]] = {
                     "sliding_attention", "full_attention"] * 2},
 }  # fmt: skip
 EVERY = {**CONFIGS, **HYBRIDS, **EXPERTS}
-QUARTER = Quantization(bits=4, group_size=32)
-
-
-@pytest.fixture(scope="module", params=EVERY)
-def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("peer"), EVERY[request.param])
 
 
 def logits(network: MlxLmNetwork) -> mx.array:
@@ -75,9 +68,11 @@ def logits(network: MlxLmNetwork) -> mx.array:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("ops", [Exact(), native], ids=["exact", "native"])
-@pytest.mark.parametrize("quantized", [None, QUARTER], ids=["plain", "4-bit"])
-def test_kernels_give_the_logits_of_the_stock_class(directory: Path, ops: Ops, quantized: Quantization | None) -> None:
-    stock, ours = (load(directory, requantize=quantized, kernels=kernels) for kernels in (None, ops))
+@pytest.mark.parametrize("bits", [None, 4], ids=["plain", "4-bit"])
+@pytest.mark.parametrize("name", EVERY)
+def test_kernels_give_the_logits_of_the_stock_class(tmp_path: Path, name: str, bits: int | None, ops: Ops) -> None:
+    directory = write(tmp_path, EVERY[name], bits)
+    stock, ours = (load(directory, kernels=kernels) for kernels in (None, ops))
     wanted = logits(stock)
     ours.use_kernels()
     exchanged = [module for _, module in ours._model.named_modules() if isinstance(module, _OnKernels)]
@@ -120,7 +115,7 @@ def test_layers_whose_weights_a_class_reads_itself_get_no_kernels(tmp_path: Path
 
 
 def test_kernels_keep_no_second_copy_of_weights(tmp_path: Path) -> None:
-    network = load(write(tmp_path, CONFIGS["olmo2"]), requantize=QUARTER, kernels=native)
+    network = load(write(tmp_path, CONFIGS["olmo2"], bits=4), kernels=native)
     before = network.cost
     network.use_kernels()
     held = [module for _, module in network._model.named_modules() if type(module) in (nn.Linear, nn.QuantizedLinear)]
@@ -148,7 +143,7 @@ def test_stacks_broadcast_rows_and_indices_as_the_class_does(shape: tuple[int, .
 
 @pytest.mark.parametrize("kind", ["olmo2", "olmoe"])
 def test_prompt_chunks_do_not_change_bits_with_kernels(tmp_path: Path, kind: str) -> None:
-    network = load(write(tmp_path, EVERY[kind]), requantize=QUARTER, kernels=native).use_kernels()
+    network = load(write(tmp_path, EVERY[kind], bits=4), kernels=native).use_kernels()
     functions = network._functions
     assert functions is not None
     functions.phase = "prefill"

@@ -9,7 +9,6 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.mlx_lm.load import of_config
 from headrace.models.mlx_lm.network import MlxLmNetwork
@@ -122,14 +121,17 @@ def short_run(network: MlxLmNetwork) -> ShortRun:
     return ShortRun(tokens, [token for batch in watched.fed for token in batch[0].tolist()], watched.positions)
 
 
-def write(target: Path, config: dict[str, Any]) -> Path:
-    """A checkpoint of the architecture with weights as mlx-lm's class draws them."""
-    from mlx_lm.utils import _get_classes
+def write(target: Path, config: dict[str, Any], bits: int | None = None) -> Path:
+    """A checkpoint of the architecture with weights as mlx-lm's class draws them, and as its converter quantizes."""
+    from mlx_lm.utils import _get_classes, quantize_model
 
     mx.random.seed(3)
     model_class, arguments = _get_classes(config)
-    weights = dict(tree_flatten(model_class(arguments.from_dict(config)).parameters()))
-    mx.save_safetensors(str(target / "model.safetensors"), weights)
+    model = model_class(arguments.from_dict(config))
+    if bits is not None:
+        model, config = quantize_model(model, config, group_size=32, bits=bits)
+    target.mkdir(exist_ok=True)
+    mx.save_safetensors(str(target / "model.safetensors"), dict(tree_flatten(model.parameters())))
     (target / "config.json").write_text(json.dumps(config))
     return target
 
@@ -225,9 +227,9 @@ def test_kv_bytes_follow_the_shapes(network: MlxLmNetwork, directory: Path) -> N
         assert cost.kv_bytes_read(100) < 101 * cost.kv_bytes_per_token
 
 
-def test_quantizing_on_load_reduces_the_bytes_of_a_step(network: MlxLmNetwork, directory: Path) -> None:
+def test_quantized_weights_reduce_the_bytes_of_a_step(network: MlxLmNetwork, directory: Path, tmp_path: Path) -> None:
     plain = network
-    small = load(directory, requantize=Quantization(8, 32))
+    small = load(write(tmp_path, CONFIGS[kind(directory)], bits=8))
     assert small.cost.weight_bytes < 0.45 * plain.cost.weight_bytes
     assert small.cost.weight_flops == pytest.approx(plain.cost.weight_flops, rel=0.02)
     assert len(answer(small, Request(PROMPT, max_tokens=5))[0]) == 5

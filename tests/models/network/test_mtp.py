@@ -60,7 +60,7 @@ def load(directory: Path, kernels: Ops | None = None, *, own: bool = False) -> A
     tensors = head_tensors(checkpoint)
     if tensors is None:
         return network
-    return add_own_head(network, tensors, None) if own else add_head(network, tensors, mx.DeviceType.cpu, kernels, None)
+    return add_own_head(network, tensors) if own else add_head(network, tensors, mx.DeviceType.cpu, kernels)
 
 
 def logits_of(network: Any, tokens: Sequence[int]) -> tuple[Any, Any]:
@@ -146,7 +146,7 @@ def test_a_head_is_loaded_whichever_network_runs_the_model(tmp_path: Path, kind:
     write_model(tmp_path, kind)
     checkpoint = open_checkpoint(tmp_path)
     config = own_decoder(checkpoint)
-    sized = sized_network(checkpoint, config, None, shape_to_run(checkpoint, config), None, None)
+    sized = sized_network(checkpoint, config, shape_to_run(checkpoint, config), None, None)
     network = sized.make()
     assert network.draft_head is not None
     assert sized.weights > 0

@@ -8,17 +8,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from headrace.models.architectures.read import decoder_config
 from headrace.models.checkpoint.quantization import BITS, GROUP_SIZES, Quantization
-from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.network.decoder import Decoder
-from headrace.models.network.parameters import Parameters
 from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError, UsageError
-from headrace.runtime.ops import Ops, reference
+from headrace.runtime.ops import Ops
 from tests.support.alone import new_cache
 from tests.support.kernels import KERNELS, name_of, tolerance
-from tests.support.tiny import HIDDEN, INNER, VOCAB, load_decoder, quantize_model, write_model
+from tests.support.tiny import HIDDEN, VOCAB, load_decoder, quantize_model, write_model
 from tests.support.watched import WatchedNetwork, answer
 
 PROMPT = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(12)]
@@ -87,14 +84,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("plain"), "llama-biased")
 
 
-def requantized(directory: Path, kind: Quantization) -> Decoder:
-    """As --quantize loads it."""
-    checkpoint = open_checkpoint(directory)
-    config = decoder_config(checkpoint.config)
-    assert config is not None
-    return Decoder(config, Parameters(checkpoint, reference, mx.float32, kind), reference, mx.float32)
-
-
 def uniform(bits: int, group_size: int) -> dict[str, dict[str, int]]:
     """`quantize_model`'s overrides that make every module of the tiny llama the same."""
     kind = {"bits": bits, "group_size": group_size}
@@ -107,23 +96,12 @@ def uniform(bits: int, group_size: int) -> dict[str, dict[str, int]]:
 @pytest.mark.sampled
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("group_size", [size for size in GROUP_SIZES if size <= HIDDEN])
-def test_quantizing_on_load_equals_a_quantized_directory(
+def test_quantized_weights_give_nearly_the_logits_of_plain_ones(
     tmp_path: Path, plain: Path, bits: int, group_size: int
 ) -> None:
-    stored = load_decoder(quantize_model(plain, tmp_path, uniform(bits, group_size)))
-    loaded = requantized(plain, Quantization(bits, group_size))
-    assert mx.array_equal(logits(loaded), logits(stored))
-    assert loaded.cost == stored.cost
-    error = mx.abs(logits(loaded) - logits(load_decoder(plain))).max().item()
+    quantized = load_decoder(quantize_model(plain, tmp_path, uniform(bits, group_size)))
+    error = mx.abs(logits(quantized) - logits(load_decoder(plain))).max().item()
     assert 0 < error < 32 / 2**bits  # wider is closer, and none of them is exact
-
-
-def test_rows_that_do_not_divide_into_groups_stay_plain(plain: Path) -> None:
-    assert INNER == 128 > HIDDEN
-    network = requantized(plain, Quantization(4, 128))  # fits the two matrices with 128 columns: o_proj, down_proj
-    quantized = {array.shape for array in network.arrays if array.dtype == mx.uint32}
-    assert quantized == {(HIDDEN, 128 * 4 // 32)}
-    assert mx.isfinite(logits(network)).all()
 
 
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)

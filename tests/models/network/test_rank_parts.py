@@ -64,7 +64,7 @@ def _load(checkpoint: Any, rank: int) -> tuple[int, int]:
         return inner(part)
 
     with patch.object(FilePart, "read", read), patch.object(file_parts, "read_arrays", return_value={}):
-        sized = loaded_rank.sized(checkpoint, own_decoder(checkpoint), ops.select(), mx.bfloat16, None, None)
+        sized = loaded_rank.sized(checkpoint, own_decoder(checkpoint), ops.select(), mx.bfloat16, None)
         assert not counted
         mx.reset_peak_memory()
         before = mx.get_active_memory()

@@ -12,7 +12,9 @@ import pytest
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.gguf import convert_gguf
 from headrace.models.loading import load
+from headrace.models.loading.keep_quantized import keep_quantized
 from headrace.models.loading.load import load_model
+from headrace.models.registry.resolve import resolve
 from headrace.runtime.ops import native
 from headrace.runtime.ops.kv_format import kv_format
 from tests.models.gguf.build_layered import write_layered
@@ -80,11 +82,9 @@ def job_of(path: Path, **changes: Any) -> dict[str, Any]:
 def alone(job: dict[str, Any]) -> dict[str, Any]:
     """Return the answers of one rank."""
     kv = kv_format(job["kv"]) if job.get("kv", "auto") != "auto" else None
-    made = Quantization(*job["requantize"]) if "requantize" in job else None
     with patch.dict(os.environ, job["environment"]), patch.object(load, "_tokenizer"):
-        loaded = load_model(
-            Path(job["path"]), name="tiny", context=256, kv=kv, requantize=made, activations=job.get("activations", 16)
-        )
+        activations = job.get("activations", 16)
+        loaded = load_model(Path(job["path"]), name="tiny", context=256, kv=kv, activations=activations)
         return answers(loaded.network, loaded.context_limit, job)
 
 
@@ -256,20 +256,22 @@ def test_prediction_heads_draft_as_on_one_rank(
 @pytest.mark.parametrize("kind", ["tensor", "pipeline"])
 @pytest.mark.parametrize("changes", [{}, {"sampled": True}, {"kv": "q8"}], ids=["greedy", "sampled", "q8"])
 def test_prediction_heads_leave_output_unchanged(
-    two: Ranks, tmp_path: Path, kind: str, changes: dict[str, Any]
+    two: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, changes: dict[str, Any]
 ) -> None:
-    mtp_models.write_model(tmp_path, "glm4_moe")
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    mtp_models.write_model(tmp_path / "plain", "glm4_moe")
+    kept = keep_quantized(resolve(str(tmp_path / "plain")), Quantization(8, 32))
     batches = [[[token % mtp_models.VOCAB for token in prompt] for prompt in batch] for batch in (_BATCHES[0], *_EIGHT)]
-    job = job_of(tmp_path, batches=batches, tokens=16, speculate="mtp", requantize=[8, 32], always=True, **changes)
+    job = job_of(kept.path, batches=batches, tokens=16, speculate="mtp", always=True, **changes)
     answer = two.ask(**job, kind=kind, shares=[1, 1])
     wanted = alone({**job, "speculate": "off"})
     assert differences(answer, wanted) < 2e-3
     assert answer["drafted"] > 50
 
 
-def test_weights_are_quantized_on_every_rank(two: Ranks, tmp_path: Path) -> None:
+def test_quantized_weights_are_divided(two: Ranks, tmp_path: Path) -> None:
     plain = tiny.write_model(tmp_path / "plain", "qwen3", dtype=mx.float16)
-    job = job_of(plain, requantize=[4, 32], kv="auto", environment=_EXACT)
+    job = job_of(tiny.quantize_model(plain, tmp_path / "quantized"), kv="auto", environment=_EXACT)
     wanted = alone(job)
     assert differences(two.ask(**job, kind="pipeline", shares=[1, 1]), wanted) == 0
     divided = two.ask(**job, kind="tensor", shares=[1, 1])
