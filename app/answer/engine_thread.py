@@ -147,7 +147,7 @@ def _resolve(waiters: "Iterable[Future[None]]") -> None:
             waiter.set_result(None)
 
 
-class _State(Enum):
+class _ThreadState(Enum):
     """The state of an engine thread, from the first to the last; `SERVING` and `PAUSED` alternate."""
 
     WAITING = auto()  # to load: `stop` prevents it
@@ -177,7 +177,7 @@ class EngineThread:
         self._inbox: SimpleQueue[OpenAnswer | None] = SimpleQueue()  # None only wakes the thread
         self._open: dict[Answer, OpenAnswer] = {}
         self._lock = RLock()  # finalizers may call `stop` at any time, also within `stop`
-        self._state = _State.WAITING
+        self._state = _ThreadState.WAITING
         self._is_stopping = False  # `stop` was called, in any state
         self._error: BaseException | None = None  # that ended the thread
         loaded: SimpleQueue[BaseException | None] = SimpleQueue()
@@ -196,7 +196,7 @@ class EngineThread:
     @property
     def is_paused(self) -> bool:
         """True if all answers wait for their readers."""
-        return self._state is _State.PAUSED
+        return self._state is _ThreadState.PAUSED
 
     @property
     def open_answers(self) -> int:
@@ -207,7 +207,7 @@ class EngineThread:
         """Queue an answer. Raises EngineError in a process that was forked after the model was loaded."""
         self.check_process()
         self._inbox.put(opened)
-        if self._state is _State.OVER:  # the thread may have looked at its inbox for the last time
+        if self._state is _ThreadState.OVER:  # the thread may have looked at its inbox for the last time
             self._end(opened)
 
     def wake(self) -> None:
@@ -220,7 +220,7 @@ class EngineThread:
             return
         with self._lock:
             self._is_stopping = True
-            if self._state is _State.LOADING:
+            if self._state is _ThreadState.LOADING:
                 # As Ctrl-C would on the main thread: nothing else ends a load, and the interpreter cannot end before.
                 thread = ctypes.c_ulong(self._worker.ident or 0)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(_LoadStoppedError))
@@ -254,12 +254,12 @@ class EngineThread:
             with self._lock:
                 if self._is_stopping:
                     raise _LoadStoppedError
-                self._state = _State.LOADING
+                self._state = _ThreadState.LOADING
             try:
                 self.answerer = load()
             finally:
                 with self._lock:
-                    self._state = _State.SERVING
+                    self._state = _ThreadState.SERVING
         except BaseException as error:
             loaded.put(_detached(error))
             return False
@@ -281,7 +281,7 @@ class EngineThread:
 
     def _is_busy(self) -> bool:
         """Return whether a step has something to do that somebody waits for."""
-        self._state = _State.SERVING
+        self._state = _ThreadState.SERVING
         for opened in self._open.values():
             if opened.is_lost and not opened.is_closed:
                 opened.close()
@@ -289,7 +289,7 @@ class EngineThread:
             return self._loaded.has_work
         # Every open answer waits for its reader. From here on, readers wake this thread; one that read just before did
         # not, so look again.
-        self._state = _State.PAUSED
+        self._state = _ThreadState.PAUSED
         return any(opened.is_wanted for opened in self._open.values())
 
     def _take_submitted(self, *, wait: bool) -> None:
@@ -335,7 +335,7 @@ class EngineThread:
             with suppress(Exception):  # of a device that is gone
                 self.answerer.engine.close()
             self.answerer = None
-        self._state = _State.OVER
+        self._state = _ThreadState.OVER
         answers = list(self._open.values())
         self._open.clear()
         while not self._inbox.empty():
@@ -382,7 +382,7 @@ def _for_reader(error: BaseException) -> HeadraceError:
     return raised
 
 
-class _Worker(Thread):
+class _ModelThread(Thread):
     """A thread that owns one model after the other.
 
     MLX (0.32) starts a thread for every thread that computes and never ends it, so ours are used again.
@@ -413,15 +413,15 @@ class _Worker(Thread):
             ended.set()
 
 
-_idle: list[_Worker] = []
+_idle: list[_ModelThread] = []
 _engines: "WeakSet[EngineThread]" = WeakSet()
 
 
-def _idle_worker() -> _Worker:
+def _idle_worker() -> _ModelThread:
     try:
         return _idle.pop()
     except IndexError:
-        return _Worker()
+        return _ModelThread()
 
 
 def _close_all() -> None:

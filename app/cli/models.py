@@ -453,15 +453,15 @@ def _quantization_rows(document: Document) -> list[tuple[str, str]]:
     return rows
 
 
-class _Figure(Struct):
+class _StoredFigure(Struct):
     value: float
 
 
 class _Quality(Struct):
     """Figures of a quantized copy, as `headrace quantize` stores them."""
 
-    kl: _Figure
-    top1_agreement: _Figure  # share of positions, 0 to 1
+    kl: _StoredFigure
+    top1_agreement: _StoredFigure  # share of positions, 0 to 1
     bits_per_weight: float
 
 

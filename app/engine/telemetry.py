@@ -64,13 +64,13 @@ def event_of(name: str, fields: dict[str, Any]) -> Event | None:
         case "prefill":
             return typed(Prefill, fields)
         case "steps":
-            steps = typed(_Steps, fields)
+            steps = typed(_StepsDocument, fields)
             if any(max(step.accepted, step.proposed, step.batch) > _MOST_TOKENS for step in steps["steps"]):
                 raise ValueError(f"a step has more than {_MOST_TOKENS} tokens")
             parts = [textless(record) for record in steps["steps"]]
             return Delta(steps["id"], parts, steps["ttft_s"], has_steps=False)
         case "done":
-            done = typed(_Done, fields)
+            done = typed(_DoneDocument, fields)
             return Done(done["id"], Finished(done["reason"], done["summary"]))
         case "failed":
             return Failed(typed(int, fields["id"]), "", None)
@@ -108,7 +108,7 @@ def _bounded(value: Any) -> Any:
     return {key: _bounded(part) for key, part in value.items()}
 
 
-class _Steps(TypedDict):
+class _StepsDocument(TypedDict):
     """The document of a `Delta`."""
 
     id: int
@@ -116,7 +116,7 @@ class _Steps(TypedDict):
     steps: list[StepRecord]
 
 
-class _Done(TypedDict):
+class _DoneDocument(TypedDict):
     """The document of a `Done`."""
 
     id: int

@@ -65,7 +65,7 @@ class _LinkRow(Struct):
     source: str
 
 
-class _Chips(Struct):
+class _ChipNames(Struct):
     chips: list[str]
 
 
@@ -73,7 +73,7 @@ class _LinksFile(Struct):
     """assets/links.toml."""
 
     links: dict[str, _LinkRow]
-    thunderbolt5: _Chips
+    thunderbolt5: _ChipNames
 
 
 @cache

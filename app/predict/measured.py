@@ -32,7 +32,7 @@ class _MeasuredRow(Struct):
     ratio: list[float] | None = None
 
 
-class _Machine(Struct):
+class _MeasuredMachine(Struct):
     chip: str
     date: str
     versions: dict[str, str]
@@ -43,7 +43,7 @@ class _Machine(Struct):
 class _MeasuredFile(Struct):
     """assets/measured.toml."""
 
-    machine: list[_Machine] = []
+    machine: list[_MeasuredMachine] = []
 
 
 class MeasuredSpeed(Struct, frozen=True):
@@ -93,7 +93,7 @@ def _same_chip(speed: MeasuredSpeed, target: TargetMachine) -> bool:
     return bare(speed.chip) == name and speed.bandwidth == target.bandwidth
 
 
-def _speed(machine: _Machine, row: _MeasuredRow) -> MeasuredSpeed | None:
+def _speed(machine: _MeasuredMachine, row: _MeasuredRow) -> MeasuredSpeed | None:
     """Return the speed of a row; None for prefill, batches and workloads."""
     if not (row.test.startswith(_DECODE) and row.test.removeprefix(_DECODE).isdigit()):
         return None

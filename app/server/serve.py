@@ -134,7 +134,7 @@ def serve(
         timeout_graceful_shutdown=round(options.grace_s + _AFTER_GRACE_S),
         **http_options(),
     )
-    server = _Server(config, served, options.grace_s)
+    server = _UvicornServer(config, served, options.grace_s)
     with closing(listening):
         server.run(sockets=[listening])
     failure = models.first.failure
@@ -143,7 +143,7 @@ def serve(
         raise kind(failure.message, failure.hint)
 
 
-class _Server(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     """uvicorn with an end that cuts answers. load_failed: the model could not be loaded at the start."""
 
     def __init__(self, config: uvicorn.Config, served: Served, grace_s: float) -> None:

@@ -23,7 +23,7 @@ _BESIDE_COMMANDS = (  # title, key, help, action
 _CHAT_ONLY = ("screen.panel", "screen.search_history")
 
 
-class _Entry(Struct, frozen=True):
+class _PaletteEntry(Struct, frozen=True):
     """An entry: its title and key, a sentence on it, and the function that carries it out."""
 
     title: str
@@ -48,16 +48,18 @@ class AppCommands(Provider):
                 title = _with_key(matcher.highlight(entry.title), entry.key)
                 yield Hit(max(in_title, in_help / 2), title, entry.run, entry.title, entry.help)
 
-    def _offered(self) -> Iterator[_Entry]:
+    def _offered(self) -> Iterator[_PaletteEntry]:
         """Yield the entries that can be carried out on this screen."""
         for command in COMMANDS:
             if not command.needs_argument:
                 about = f"/{command.name}: {command.about}"
-                yield _Entry(command.title, command.key, about, partial(self._run, f"app.command({command.name!r})"))
+                yield _PaletteEntry(
+                    command.title, command.key, about, partial(self._run, f"app.command({command.name!r})")
+                )
         for title, key, about, action in _BESIDE_COMMANDS:
             if action not in _CHAT_ONLY or hasattr(self.screen, "action_panel"):
-                yield _Entry(title, key, about, partial(self._run, action))
-        yield _Entry("Change the theme", "", "choose the colours", self.app.search_themes)
+                yield _PaletteEntry(title, key, about, partial(self._run, action))
+        yield _PaletteEntry("Change the theme", "", "choose the colours", self.app.search_themes)
 
     async def _run(self, action: str) -> None:
         await self.app.run_action(action)

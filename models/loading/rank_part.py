@@ -66,7 +66,7 @@ class Rank(Struct, frozen=True):
         part = _divided(checkpoint, config, self.split, self.group.rank)
         parameters = Parameters(checkpoint, ops, dtype, part.take, _reading(part, checkpoint))
         kv = stored_kv(part.whole, ops, dtype, wanted)
-        head = _Head.of(checkpoint, config, part, ops, dtype)
+        head = _HeadPart.of(checkpoint, config, part, ops, dtype)
         weights = parameters.nbytes
         if head is not None:
             weights += head.parameters.nbytes
@@ -112,7 +112,7 @@ class Rank(Struct, frozen=True):
         return Sized(make, weights, network.cost.kv)
 
 
-class _Head(Struct, frozen=True):
+class _HeadPart(Struct, frozen=True):
     """A rank's part of a multi-token prediction head.
 
     tensors: of the whole head, in the checkpoint.
@@ -132,7 +132,7 @@ class _Head(Struct, frozen=True):
         part: TensorPart | Stage,
         ops: Ops,
         dtype: mx.Dtype,
-    ) -> "_Head | None":
+    ) -> "_HeadPart | None":
         """Return a rank's part: with `tensor` as of each layer, else rank 0 has all, beside embedding and head."""
         if architecture_named(config.architecture).head is None or (isinstance(part, Stage) and part.rank):
             return None
@@ -166,7 +166,7 @@ def check_division(checkpoint: Checkpoint, config: DecoderConfig | None, split: 
     for rank in range(len(split.shares)):
         part = _divided(checkpoint, config, split, rank)
         Parameters(checkpoint, reference, mx.float32, part.take, _reading(part, checkpoint))
-        _Head.of(checkpoint, config, part, reference, mx.float32)
+        _HeadPart.of(checkpoint, config, part, reference, mx.float32)
 
 
 def _divided(checkpoint: Checkpoint, config: DecoderConfig, split: Split, rank: int) -> TensorPart | Stage:

@@ -111,14 +111,16 @@ def check_classes(checkpoint: Checkpoint, split: Split) -> None:
     # Divide a model without weights for each rank.
     try:
         for rank in range(len(split.shares)):
-            _division(split, _Trial(rank, len(split.shares)))(of_config(checkpoint.config) if rank else model)
+            _division(split, _UnconnectedGroup(rank, len(split.shares)))(
+                of_config(checkpoint.config) if rank else model
+            )
     except UsageError:
         raise
     except Exception as error:  # classes raise anything
         raise UsageError(f"{split.kind}: {name} cannot be divided so: {error!s:.80}") from error
 
 
-class _Trial:
+class _UnconnectedGroup:
     """A group to divide a model for, without a connection."""
 
     def __init__(self, rank: int, size: int) -> None:
@@ -132,7 +134,7 @@ class _Trial:
         return self._size
 
 
-def _division(split: Split, group: "mx.distributed.Group | _Trial | None") -> Callable[[nn.Module], None]:
+def _division(split: Split, group: "mx.distributed.Group | _UnconnectedGroup | None") -> Callable[[nn.Module], None]:
     """Return a function that leaves a model this rank's part."""
 
     def divide(model: nn.Module) -> None:

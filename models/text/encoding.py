@@ -88,7 +88,7 @@ def limited(call: Callable[[], T], characters: int) -> T:
         _wait(earlier, deadline)
         with suppress(ValueError):  # another thread waited, too
             _unfinished.remove(earlier)
-    thread = _Call(call)
+    thread = _ThreadedCall(call)
     thread.start()
     try:
         _wait(thread, deadline)
@@ -100,7 +100,7 @@ def limited(call: Callable[[], T], characters: int) -> T:
     return thread.result
 
 
-class _Call(Thread, Generic[T]):
+class _ThreadedCall(Thread, Generic[T]):
     """A call in a daemon thread, and its result or error."""
 
     def __init__(self, call: Callable[[], T]) -> None:

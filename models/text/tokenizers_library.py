@@ -125,7 +125,7 @@ def load_tokenizer(file: Path) -> "Tokenizer":
         if any(text.search(content) for text in _SUSPECT) or content.count(b'"single_word"') > _MANY_ADDED:
             _check(parse_json(content))
         elif _SUSPECT_STEP.search(content) or content.count(b'"Regex"') > _MANY_PATTERNS:
-            _check_steps(msgspec.json.decode(content, type=_Steps))
+            _check_steps(msgspec.json.decode(content, type=_TextSteps))
         with panics_hidden():
             return Tokenizer.from_buffer(content)
 
@@ -148,7 +148,7 @@ def keep_byte_names(tokenizer: "Tokenizer") -> None:
     tokenizer.pre_tokenizer = cut if earlier is None else pre_tokenizers.Sequence([earlier, cut])
 
 
-class _Steps(TypedDict, total=False):
+class _TextSteps(TypedDict, total=False):
     """Those parts of tokenizer.json that change texts. Reading them skips the vocabulary, which takes 0.3 s."""
 
     normalizer: Any
@@ -159,7 +159,7 @@ class _Steps(TypedDict, total=False):
 def _check_steps(document: Mapping[str, Any]) -> None:
     """Check all parts of a tokenizer.json that change texts. Raises ValueError, as `_check_part`."""
     pattern_size = 0
-    for name in _Steps.__annotations__:
+    for name in _TextSteps.__annotations__:
         for part in parts_of(document.get(name)):
             _check_part(part)
             pattern_size += len(str(part.get("Regex", "")))

@@ -90,7 +90,7 @@ class CPUMeter:
         busy = min(float(now.cpus), max(0.0, now.busy_s - began.busy_s) / elapsed)
         return CPUUse(now.cpus, busy, (now.own_s - began.own_s) / elapsed)
 
-    def _now(self) -> "_Counts | None":
+    def _now(self) -> "_CPUCounters | None":
         """Return the counts so far; None without procfs.
 
         Lines of /proc/stat, in ticks: `cpu 4705 150 1120 16250 520 30 45 0 0 0` for all CPUs, then `cpu0` and so on.
@@ -104,10 +104,10 @@ class CPUMeter:
         user, nice, system, _idle, _iowait, *others = (int(ticks) / tick for ticks in ticks_of_all)
         busy = user + nice + system + sum(others[:3])  # irq, softirq and stolen time; guests are in `user`
         own_s = time.process_time() + sum(_spent(self._read(f"/proc/{pid}/stat")) / tick for pid in self._own_pids)
-        return _Counts(self._clock(), cpus, busy, own_s)
+        return _CPUCounters(self._clock(), cpus, busy, own_s)
 
 
-class _Counts(Struct, frozen=True):
+class _CPUCounters(Struct, frozen=True):
     """Counters at one time.
 
     at: of the clock.

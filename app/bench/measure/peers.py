@@ -38,13 +38,13 @@ _WARM_UP_TOKENS = 16  # of a test's short form, as `own.WARM_UP_TOKENS`
 _END_S = 2.0  # for a child to exit by itself
 
 
-class _Ready(Struct):
-    """A child's first line. ready: its version."""
+class _FirstLine(Struct):
+    """The first line of a child's output, when its model is loaded: a JSON object (`children/`)."""
 
-    ready: object = None
-    threads: int | None = None
-    threads_batch: int | None = None
-    settings: dict[str, object] | None = None
+    ready: object = None  # version of the engine
+    threads: int | None = None  # of decode steps
+    threads_batch: int | None = None  # of prefill
+    settings: dict[str, object] | None = None  # see `EngineSetup`
 
 
 class Peer(Struct, frozen=True):
@@ -179,7 +179,7 @@ class ChildProcess:
             start_new_session=sys.platform != "win32",
         )
         try:
-            ready = typed(_Ready, self._read())
+            ready = typed(_FirstLine, self._read())
             self.setup = EngineSetup(
                 engine=engine,
                 model=model,

@@ -29,7 +29,7 @@ _LINE_SECONDS = 10.0  # interval between log lines of one round
 def live_view() -> Iterator[Show]:
     """Yield a function to call with every `BenchProgress`; the view ends with the block."""
     if not can_redraw(sys.stderr):
-        yield _Lines()
+        yield _LogLines()
         return
     screen = console(stderr=True)
     try:
@@ -39,7 +39,7 @@ def live_view() -> Iterator[Show]:
         screen.show_cursor()
 
 
-class _Lines:
+class _LogLines:
     """Progress as log lines."""
 
     def __init__(self) -> None:

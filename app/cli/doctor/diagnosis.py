@@ -319,14 +319,14 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-class State(Struct, frozen=True):
+class FilesReport(Struct, frozen=True):
     """A line about some files, and problems with them."""
 
     text: str
     findings: list[Finding] = field(default_factory=list)
 
 
-def settings_state() -> State:
+def settings_state() -> FilesReport:
     """Check the settings file and count its changes from the defaults."""
     from headrace.app.config.settings import Settings, load_settings, settings_path
 
@@ -334,38 +334,38 @@ def settings_state() -> State:
     try:
         settings = load_settings(path)
     except HeadraceError as error:
-        return State("invalid", [Finding("broken", str(error), error.hint or f"correct or delete {path}")])
+        return FilesReport("invalid", [Finding("broken", str(error), error.hint or f"correct or delete {path}")])
     if not path.exists():
-        return State("no file: defaults apply")
+        return FilesReport("no file: defaults apply")
     num_changed = 0
     for values, defaults in zip(astuple(settings), astuple(Settings()), strict=True):
         num_changed += sum(map(ne, astuple(values), astuple(defaults)))
-    return State(f"{num_changed} changed from the defaults")
+    return FilesReport(f"{num_changed} changed from the defaults")
 
 
-def sessions_state() -> State:
+def sessions_state() -> FilesReport:
     """Check that the conversations are readable and their file is intact."""
     from headrace.app.sessions.database import Database
     from headrace.app.sessions.store import database_path
 
     path = database_path()
     if not path.exists():
-        return State("none yet")
+        return FilesReport("none yet")
     try:
         with closing(Database(path)) as database:
             report = [str(line) for (line,) in database.rows("PRAGMA quick_check")]
             (count,) = database.rows("SELECT count(*) FROM sessions")[0]
     except (HeadraceError, sqlite3.Error) as error:
         hint = getattr(error, "hint", None) or f"move {path} away to start with an empty one"
-        return State("unreadable", [Finding("broken", str(error), hint)])
+        return FilesReport("unreadable", [Finding("broken", str(error), hint)])
     if report != ["ok"]:
         what = f"the conversations in {path} are damaged: {report[0]}"
         hint = "`headrace sessions doctor --export FILE` saves everything readable"
-        return State("damaged", [Finding("broken", what, hint)])
-    return State(f"{count} stored")
+        return FilesReport("damaged", [Finding("broken", what, hint)])
+    return FilesReport(f"{count} stored")
 
 
-def models_state() -> State:
+def models_state() -> FilesReport:
     """Check every installed model's headers and file sizes."""
     from headrace.models.registry.store import INCOMPLETE, Store
 
@@ -373,7 +373,7 @@ def models_state() -> State:
     try:
         names = store.names()
     except HeadraceError as error:
-        return State("unreadable", [Finding("broken", str(error), error.hint or "")])
+        return FilesReport("unreadable", [Finding("broken", str(error), error.hint or "")])
 
     problems = []
     installed = 0
@@ -390,14 +390,14 @@ def models_state() -> State:
         except HeadraceError as error:
             problems.append(Finding("broken", str(error), error.hint or "pull it again"))
     if not names:
-        return State("none yet")
+        return FilesReport("none yet")
     count = f"{installed} installed"
     if unrecorded:
         count += f", {unrecorded} without checksums"
-    return State(f"{count}; `headrace models verify` checks their contents", problems)
+    return FilesReport(f"{count}; `headrace models verify` checks their contents", problems)
 
 
-def adapters_state() -> State | None:
+def adapters_state() -> FilesReport | None:
     """Check the headers of every adapter in the hub's cache; return None if there is none."""
     try:
         from headrace.models.registry.hub_cache import cached_models
@@ -412,7 +412,7 @@ def adapters_state() -> State | None:
             problems.append(Finding("advice", f"{adapter.name}: {error}", f"`headrace rm {adapter.name}` removes it"))
     if not adapters:
         return None
-    return State(f"{len(adapters)} in the hub's cache; `headrace list` shows their bases", problems)
+    return FilesReport(f"{len(adapters)} in the hub's cache; `headrace list` shows their bases", problems)
 
 
 def _check_model(model: "StoredModel") -> bool:

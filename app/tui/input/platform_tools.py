@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 
-class _Tool(NamedTuple):
+class _Program(NamedTuple):
     """A program of a platform."""
 
     command: tuple[str, ...]
@@ -26,17 +26,17 @@ class _Tool(NamedTuple):
 
 # In the order in which they are tried.
 _CLIPBOARDS = (
-    _Tool(("pbcopy",), "darwin"),
-    _Tool(("wl-copy",), "linux", "WAYLAND_DISPLAY"),
-    _Tool(("xclip", "-selection", "clipboard"), "linux", "DISPLAY"),
-    _Tool(("xsel", "--clipboard", "--input"), "linux", "DISPLAY"),
-    _Tool(("clip.exe",), "linux", "WSL_DISTRO_NAME"),
+    _Program(("pbcopy",), "darwin"),
+    _Program(("wl-copy",), "linux", "WAYLAND_DISPLAY"),
+    _Program(("xclip", "-selection", "clipboard"), "linux", "DISPLAY"),
+    _Program(("xsel", "--clipboard", "--input"), "linux", "DISPLAY"),
+    _Program(("clip.exe",), "linux", "WSL_DISTRO_NAME"),
 )
 _BROWSERS = (
-    _Tool(("open",), "darwin"),
-    _Tool(("wslview",), "linux", "WSL_DISTRO_NAME"),
-    _Tool(("xdg-open",), "linux", "WAYLAND_DISPLAY"),
-    _Tool(("xdg-open",), "linux", "DISPLAY"),
+    _Program(("open",), "darwin"),
+    _Program(("wslview",), "linux", "WSL_DISTRO_NAME"),
+    _Program(("xdg-open",), "linux", "WAYLAND_DISPLAY"),
+    _Program(("xdg-open",), "linux", "DISPLAY"),
 )
 _PATIENCE_S = 2.0  # for a clipboard tool, which may wait for a display that is gone
 
@@ -73,7 +73,7 @@ def open_address(address: str) -> bool:
     return False
 
 
-def _installed(tools: Sequence[_Tool]) -> Iterator[tuple[str, ...]]:
+def _installed(tools: Sequence[_Program]) -> Iterator[tuple[str, ...]]:
     """Yield the commands that are installed and work on this platform and display."""
     for tool in tools:
         has_display = not tool.variable or bool(os.environ.get(tool.variable))
