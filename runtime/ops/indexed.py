@@ -47,11 +47,15 @@ def attend_indexed(
 ) -> mx.array:
     """Rotate, append entries and index keys, and attend causally over the chosen entries -> (1, T, H * D).
 
+    ops: attend, multiply and rotate.
     rows: queries (1, T, H * D), entries (1, T, D), index queries (1, T, I * J), their weights (1, T, I), and index keys
-    (1, T, J), of positions [offset, offset + T).
+        (1, T, J), of positions [offset, offset + T).
     entries, index_keys: those of the positions before, with room for T more; written in place. Without index keys, the
-    layer shares the choices of an earlier one.
+        layer shares the choices of an earlier one.
     choices: of the layer with an indexer before this one; replaced by those of this one, if it has one.
+    offset: position of the first new token.
+    spec: of the layer.
+    phase: of the pass.
     """
     queries, new_entries, *of_indexer = rows
     length = queries.shape[1]
