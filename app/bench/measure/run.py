@@ -35,7 +35,7 @@ from headrace.app.bench.measure.peers import Peer, open_peers
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.profile import profile, profiled_decoder
 from headrace.app.bench.measure.ratios import agreement, ratios, scaling
-from headrace.app.bench.measure.records import HostsAccount, Result, RunDocument
+from headrace.app.bench.measure.records import HostsAccount, Profile, Result, RunCosts, RunDocument
 from headrace.app.bench.measure.result import Work, result
 from headrace.app.bench.measure.run_cost import run_costs
 from headrace.app.bench.measure.sample import Backend
@@ -102,6 +102,11 @@ class MeasureOptions(Struct, frozen=True):
     draft: str | None = None
     hosts: HostsChoice | None = None
 
+    @property
+    def has_workloads(self) -> bool:
+        """True if a test measures the gain of speculative decoding on a text."""
+        return any(test.workload for test in self.tests)
+
 
 class _Opened(Struct, frozen=True):
     """Loaded models and backends.
@@ -136,6 +141,19 @@ class _Opened(Struct, frozen=True):
     @property
     def setups(self) -> list[EngineSetup]:
         return [backend.setup for backend in self.backends]
+
+
+class _AfterRounds(Struct, frozen=True):
+    """Measurements after the rounds, each None if it was not asked for, or the run was interrupted.
+
+    compute_gflop_s: the machine's arithmetic at its best.
+    profile: time of a step by part.
+    run_costs: of passes with draft tokens.
+    """
+
+    compute_gflop_s: float | None = None
+    profile: Profile | None = None
+    run_costs: RunCosts | None = None
 
 
 def run(options: MeasureOptions, show: Show) -> RunDocument:
@@ -256,28 +274,19 @@ def _measure(options: MeasureOptions, host: Machine, opened: _Opened, show: Show
     # Packed K/V take more arithmetic per byte, so no step cost is fitted to them.
     packed = {setup.model for setup in opened.setups if setup.settings.get("kv_type") in PACKED}
     fitted = [entry for entry in results if entry.model not in packed]
-    has_workloads = any(test.workload for test in options.tests)
     expected = {}
-    if has_workloads:
+    if options.has_workloads:
         expected = {model.name: expectation(model) for model in models}
 
-    # Measurements after the rounds
-    ceiling = None
-    profiled = None
-    costs = None
-    if options.measure_memory and not interrupted:
-        ceiling = _compute_ceiling(results)
-    if options.profile and not interrupted:
-        profiled = profile(models[0].network, max(test.depth for test in options.tests))
-    if has_workloads and not interrupted:
-        costs = run_costs(models[0].network)
-
+    after = _AfterRounds()
+    if not interrupted:
+        after = _measure_after_rounds(options, models[0].network, results)
     return RunDocument(
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         command=shlex.join(["headrace", *sys.argv[1:]]),
         interrupted=interrupted,
         rounds=rounds,
-        device=replace(device_facts(host, memory), measured_compute_gflop_s=ceiling),
+        device=replace(device_facts(host, memory), measured_compute_gflop_s=after.compute_gflop_s),
         model=facts[0],
         models=facts,
         engines=opened.setups,
@@ -288,8 +297,8 @@ def _measure(options: MeasureOptions, host: Machine, opened: _Opened, show: Show
         scaling=scaling(results),
         kv_ratios=[ratio for family in opened.families for ratio in kv_ratios(results, family)],
         peer_agreement=[entry for peer in peer_names for entry in agreement(results, peer)],
-        profile=profiled,
-        run_costs=costs,
+        profile=after.profile,
+        run_costs=after.run_costs,
         identity=identity(results, expected),
         hosts=_hosts_account(opened, results),
         notes=[*opened.peer_notes, *session.notes],
@@ -308,6 +317,20 @@ def _run_rounds(session: BenchSession, account: "_Account", opened: _Opened, sho
     except KeyboardInterrupt:
         return rounds, True
     return rounds, False
+
+
+def _measure_after_rounds(options: MeasureOptions, network: Network, results: Sequence[Result]) -> _AfterRounds:
+    """Measure what is asked for beside the tests, of the first model's network."""
+    ceiling = None
+    profiled = None
+    costs = None
+    if options.measure_memory:
+        ceiling = _compute_ceiling(results)
+    if options.profile:
+        profiled = profile(network, max(test.depth for test in options.tests))
+    if options.has_workloads:
+        costs = run_costs(network)
+    return _AfterRounds(ceiling, profiled, costs)
 
 
 def _hosts_account(opened: _Opened, results: Sequence[Result]) -> HostsAccount | None:
