@@ -75,6 +75,12 @@ class _Running(Struct):
 class EngineHost:
     """One loaded model, its answers and its idle work.
 
+    loaded: the network, its tokenizer, and facts about both.
+    resolved: its files.
+    load_s: seconds that loading took.
+    draft: a draft model's network, for speculative decoding.
+    spec: the way it was loaded, and whether a server or a chat reads the answers.
+
     idle: work between answers.
     timed_every: one decode step in so many is timed by part, none for 0; `process.Server` sets it before each step.
     """
@@ -127,7 +133,7 @@ class EngineHost:
 
     def card(self) -> ModelCard:
         host = machine()
-        _ = host.chip  # looked up here, where it may take its time: the answer travels with the machine
+        _ = host.chip  # looked up here, where it may take its time: the card carries the result to the chat
         loaded = self._loaded
         return ModelCard(
             name=loaded.name,
@@ -213,32 +219,7 @@ class EngineHost:
             return None
         if ids is None:
             return None
-        tokenized = time.monotonic()
-
-        # The text that the answer begins with: a client's or an earlier part, or the template's.
-        begun = command.begun
-        chat = command.prompt is None
-        opening = ""
-        if chat and not begun.text:
-            opening = self._answerer.chat_prompt.opening(ids)
-        # `has_kinds`: thinking is told apart from content; otherwise all text is content. A client that sent half a
-        # thinking section gets the rest as it is. In the chat, an answer continued after its section is all content.
-        if self._serving:
-            has_kinds = self._answerer.chat_prompt.thinks and chat and not begun.is_open
-        else:
-            has_kinds = begun.is_open or not begun.text
-        prompt = EncodedPrompt(
-            ids,
-            opening,
-            bool(opening) or begun.is_open,
-            chat=chat,
-            tools=command.tools,
-            begun=begun.content,
-            started=command.submitted,
-            waited_s=began - command.submitted,
-            tokenize_s=tokenized - began,
-            has_kinds=has_kinds,
-        )
+        prompt = self._encoded_prompt(command, ids, began)
         answer = self._answerer.prepare(prompt, command.options, logprobs=command.logprobs, cancel=cancel)
         outbox = Outbox(command.id, answer, send, text_s=self._text_s)
 
@@ -250,6 +231,35 @@ class EngineHost:
             self.idle.busy()
 
         return start
+
+    def _encoded_prompt(self, command: Generate, ids: list[int], began: float) -> EncodedPrompt:
+        """Return a prompt with the text that its answer begins with: a client's or an earlier part, or the template's.
+
+        began: when encoding the prompt began, on the monotonic clock. It ends now.
+        """
+        begun = command.begun
+        chat = command.prompt is None
+        opening = ""
+        if chat and not begun.text:
+            opening = self._answerer.chat_prompt.opening(ids)
+        # A client that sent half a thinking section gets the rest as it is. In the chat, an answer continued after its
+        # section is all content.
+        if self._serving:
+            has_kinds = self._answerer.chat_prompt.thinks and chat and not begun.is_open
+        else:
+            has_kinds = begun.is_open or not begun.text
+        return EncodedPrompt(
+            ids,
+            opening,
+            thinking=bool(opening) or begun.is_open,
+            chat=chat,
+            tools=command.tools,
+            begun=begun.content,
+            started=command.submitted,
+            waited_s=began - command.submitted,
+            tokenize_s=time.monotonic() - began,
+            has_kinds=has_kinds,
+        )
 
     def limit_kv(self, total: int) -> None:
         """Use at most `total` bytes for K/V."""
