@@ -1,4 +1,6 @@
-"""DeepSeek, Kimi K2, Mistral 4, Youtu, dots.llm1, Ling: mixtures with shared experts; latents in most.
+"""DeepSeek, Kimi K2, Mistral 4, Youtu, dots.llm1, Ling 1 and 2: mixtures with shared experts; latents in most.
+
+Ling 3 has layers of its own, in `ling.py`.
 
 `architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
 Guard: tests/parity/test_mlx_lm_families.py, which compares logits with those of mlx-lm's classes.
@@ -164,6 +166,7 @@ ROWS = (
     Architecture(
         "deepseek_v2",
         Family(interleaved=True),
+        # mlx-lm's class needs a scaling; this one changes no angle.
         constants={"rope_scaling": {"type": "yarn", "rope_type": "yarn", "factor": 1.0}},
         rotated=1.0,
         experts=_v2_experts,
@@ -203,7 +206,7 @@ ROWS = (
         runs=several_experts,
         plain=(".mlp.gate",),
     ),
-    Architecture("deepseek_v4", add_keys=_v4_keys),
+    Architecture("deepseek_v4", add_keys=_v4_keys),  # mlx-lm's class runs it: the row completes its config alone
     Architecture("kimi_k2", same_as="deepseek_v3"),
     Architecture("kimi_k25", nests=True),
     Architecture("kimi_vl", nests=True),

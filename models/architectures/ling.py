@@ -1,6 +1,8 @@
 """Ling 3: delta networks with bounded decays of each channel (KDA), attention over latents with gates, experts.
 
-mlx-lm's class is the reference (`bailing_moe_v3`): tests/parity/test_mlx_lm_families.py compares logits.
+Ling 1 and 2 are rows of `deepseek.py`. mlx-lm's class is the reference (`bailing_moe_v3`):
+tests/parity/test_mlx_lm_families.py compares logits. GGUF's conversion asks for `delta_layers`, too
+(`models.gguf.architectures.delta`): its files state the same period.
 
 `architecture.Architecture` explains the fields of a row, and the order in which its functions are called.
 """
@@ -39,20 +41,21 @@ def _recurrent(fields: Fields, layers: int) -> list[bool]:
 
 
 def _renamed(name: str, config: Mapping[str, Any]) -> str:
-    """Return the name of a tensor of attention, or of a delta network in its place."""
+    """Return the name of a tensor here. The checkpoint calls a layer's delta network "attention", too."""
     match = _ATTENTION.fullmatch(name)
     if match is None:
         return name
     fields = Fields(config)
     layers = _recurrent(fields, fields.count("num_hidden_layers"))
-    mixes = int(match[1]) < len(layers) and layers[int(match[1])]
+    layer = int(match[1])
+    is_delta = layer < len(layers) and layers[layer]  # a prediction head's layer comes after all others
     module, dot, rest = match[2].partition(".")
     at = "self_attn"
     names = _LATENT
-    if mixes:
+    if is_delta:
         at = "mixer"
         names = _KDA
-    return f"model.layers.{match[1]}.{at}.{names.get(module, module)}{dot}{rest}"
+    return f"model.layers.{layer}.{at}.{names.get(module, module)}{dot}{rest}"
 
 
 def _mixer(fields: Fields) -> MixerConfig:
@@ -86,14 +89,14 @@ def _runs(fields: Fields) -> bool:
     return all(fields.values.get(key, True) for key in required) and several_experts(fields)
 
 
-def _third(config: Config) -> None:
-    """Name the class of Ling 3, which has the model_type of other hybrids."""
+def _name_ling3(config: Config) -> None:
+    """Give Ling 3 the model_type of its class: its config has that of other hybrids."""
     if config.get("architectures") == ["BailingMoeV3ForCausalLM"]:
         config["model_type"] = "bailing_moe_v3"
 
 
 ROWS = (
-    Architecture("bailing_hybrid", add_keys=_third),
+    Architecture("bailing_hybrid", add_keys=_name_ling3),
     Architecture(
         "bailing_moe_v3",
         Family(interleaved=True, gates="head_sigmoids"),

@@ -1,6 +1,7 @@
-"""One line of the chat's prompt on another screen. Both have the same text, so nothing typed here is lost.
+"""One line of the chat's prompt on another screen, so that a question can be asked while its steps are watched.
 
-F2 has it (`HeadraceApp.action_decode_view`): a question can be asked while its steps are watched.
+The line and the prompt have the same text, and nothing typed here is lost: each change is put into the prompt. A text
+that a line cannot show stays in the prompt, and the line is disabled. `HeadraceApp.action_decode_view` makes it for F2.
 
 Guards: tests/tui/screens/test_decode_screen.py and tests/tui/test_safety.py.
 """
@@ -20,7 +21,12 @@ class AskLine(Field):
     """Disabled while the prompt has what a line cannot show: several lines, pastes, an edit."""
 
     def __init__(self, prompt: Prompt, send: Callable[[str], bool], *, usable: bool) -> None:
-        """send: returns False for a refused message, which stays. usable: there is a conversation to ask in."""
+        """Begin with the prompt's text.
+
+        prompt: of the chat's screen.
+        send: returns False for a refused message, which stays.
+        usable: there is a conversation to ask in.
+        """
         text = ""
         hint = _ELSEWHERE
         is_plain = usable and "\n" not in prompt.text and not prompt.draft.pastes
@@ -39,6 +45,7 @@ class AskLine(Field):
 
     def on_input_changed(self, event: Input.Changed) -> None:
         event.stop()
+        # A line that `on_paste` has emptied and disabled must not empty the prompt, which has the text.
         if not self.disabled and event.value != self._prompt.text:
             self._prompt.put(event.value)
 
@@ -57,4 +64,4 @@ class AskLine(Field):
         text = event.value
         if text.strip() and self._send(text):
             self._prompt.remember([text])
-            self.clear()
+            self.clear()  # and so the prompt, see `on_input_changed`
