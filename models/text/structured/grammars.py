@@ -50,7 +50,8 @@ _COUNTED = re.compile(r"\b(max_tokens|temperature|stop)\b")  # need tokens to be
 # In llguidance's messages: the fault of a regular expression, and keywords.
 _IN_REGEX = re.compile(r"^error: (.+)$", re.MULTILINE)
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.+)\]")
-# Of llguidance. A lexer state takes 1 to 2 kB; fuel of one mask about 15 ms, of a grammar about 20 ms.
+# Of llguidance: bounds on memory (a lexer state takes 1 to 2 kB) and on the length of errors. Its own limits on time
+# stay: tens of milliseconds for a grammar and for a mask.
 _LIMITS: dict[str, Any] = {
     "max_lexer_states": 50_000,
     "max_grammar_size": 200_000,
@@ -74,8 +75,12 @@ class Grammars:
     ) -> MatcherGrammar:
         """Return a grammar, from the cache if it was compiled before.
 
-        begun: text that the answer begins with. calls: of tools, instead of a text or besides. Raises UsageError, one
-        line, for a grammar that is wrong, cannot be honoured wholly, or exceeds a limit.
+        source: the schema, expression or grammar of the answer; None: any text, or calls alone.
+        thinks: the thinking before the answer.
+        begun: text that the answer begins with.
+        calls: rules of tool calls, instead of a text or besides; None: the answer has none.
+
+        Raises UsageError, one line, for a grammar that is wrong, cannot be honoured wholly, or exceeds a limit.
         """
         key = (source, thinks, begun, calls)
         grammar = self._compiled.get(key)

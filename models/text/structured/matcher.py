@@ -1,7 +1,7 @@
 """A `Constraint` of llguidance: an Earley parser over the bytes of tokens (https://github.com/guidance-ai/llguidance).
 
-llguidance raises nothing: a matcher enters an error state, in which it allows the end of the turn. So the state is
-checked after every call.
+llguidance raises nothing: a matcher enters an error state, in which it allows the end of the turn. So `masks` and
+`accept` check the state; the masks come before a token is chosen, and find an error of `allowed` and `forced`, too.
 
 Guard: tests/models/text/structured/test_grammars.py.
 """
@@ -16,7 +16,7 @@ from msgspec import Struct
 from headrace.models.text.structured.json_scan import ByteFlags, JsonState, JsonTokens
 from headrace.runtime.errors import EngineError
 
-_MESSAGE = 200  # characters of llguidance's message
+_MAX_MESSAGE = 200  # characters of llguidance's message
 
 
 class MatcherGrammar(Struct, frozen=True):
@@ -64,6 +64,7 @@ class Matcher:
         if num_consumed:
             self._matcher.rollback(num_consumed)
         self._check()
+        # Rows after the first token that is not allowed: they are not used, so they allow all.
         rows += [np.ones(self._vocab_size, np.bool_)] * (1 + len(draft_tokens) - len(rows))
         return mx.array(np.stack(rows))
 
@@ -105,4 +106,4 @@ class Matcher:
 def first_line(message: str) -> str:
     """Return the first line of llguidance's message, without the state of its parser."""
     line = next((line for line in message.splitlines() if line.strip()), "unknown error")
-    return line.removeprefix("Error: ").partition("; state:")[0][:_MESSAGE]
+    return line.removeprefix("Error: ").partition("; state:")[0][:_MAX_MESSAGE]
