@@ -27,41 +27,44 @@ FORMATS = ("table", "md", "csv", "json", "jsonl")
 class BenchOptions(Struct, frozen=True, kw_only=True):
     """The options of `headrace bench`: a field for each parameter of `_OPTIONS` and of `hosts_options`.
 
-    prompts, generates, depths, batches, arrivals: numbers separated by commas, as typed.
-    repetitions: None: five rounds, more if the results are noisy.
-    hosts: None: this machine alone.
-    form: see `chosen_form`.
+    The help texts of `_OPTIONS` explain the fields. None stands for the default in brackets there.
     """
 
+    # Models, and how they are loaded
     models: tuple[str, ...]
+    kv: str | None  # formats, separated by commas
+    activations: str | None
+    hosts: HostsChoice | None  # None: this machine alone
+    threads: int | None
+    force: bool
+    # Tests of speed: numbers of tokens or sequences, separated by commas, as typed
     prompts: str
     generates: str
     depths: str
     batches: str
     arrivals: str
+    combined: bool  # also prompt and generation in one test
+    repetitions: int | None  # None: five rounds, more if the results are noisy
+    profile: bool
+    # Speculative decoding
     speculate: bool
     workloads: tuple[str, ...]
     draft: str | None
-    combined: bool
-    repetitions: int | None
-    threads: int | None
-    peer_threads: int | None
+    # Peers of --vs
     peers: tuple[str, ...]
+    peer_threads: int | None
     llama_python: str | None
     llama_model: str | None
     mlx_python: str | None
+    # Quality instead of speed
     quality: bool
-    kv: str | None
-    activations: str | None
-    hosts: HostsChoice | None
-    against: tuple[str, ...]
+    against: tuple[str, ...]  # other weights
     text: Path | None
-    profile: bool
-    form: Literal["table", "md", "csv", "json", "jsonl"] | None
+    # Output
+    form: Literal["table", "md", "csv", "json", "jsonl"] | None  # see `chosen_form`
     as_json: bool
     report: Path | None
     save: bool
-    force: bool
 
     @property
     def chosen_form(self) -> str | None:
