@@ -13,7 +13,7 @@ from headrace.app.answer.answer import Answer
 from headrace.app.engine.events import Delta, Event
 from headrace.models.text.events import Completed, TextChunk
 
-TEXT_S = 0.07  # between two deltas; the chat polls less often
+TEXT_S = 0.07  # between two deltas; the chat polls less often (`tui.poller.SHORTEST_S`)
 SERVED_TEXT_S = 0.03  # of a server, for up to two answers at a time; longer in proportion for more
 
 Send = Callable[[Event], None]

@@ -29,25 +29,30 @@ from headrace.app.tui.screens.parallel_screen import ParallelScreen
 if TYPE_CHECKING:
     from headrace.app.chat.parallel_answers import ParallelAnswers
 
-SHORTEST_S = 0.095  # between polls; longer than the engine's interval, so that each finds text
+SHORTEST_S = 0.095  # between polls; longer than `engine.outbox.TEXT_S`, so that each finds text
 AWAITING_S = 0.05  # before an answer's first token
 _IDLE = 1.6  # times SHORTEST_S: between polls while nothing is asked
 _LONGEST_S = 0.38  # on a slow machine: rarer text would stutter
-_SHARES = {True: 0.1, False: 0.01}  # of a core, by `spare`
+_LAYOUT_SHARE = {True: 0.1, False: 0.01}  # of a core that layouts take, by `spare`
 _SLACK_S = 0.01  # tolerated earliness of a poll
 _METRICS_S = {True: 0.5, False: 1.0}  # between two drawings of the decode view
 _FIRST_METRICS_S = 0.4  # until the first figures of a phase are drawn
 
 
 class PollInterval:
-    """Call `begin` before a poll, `drawn` once its changes are on the screen, then sleep `wait_s`."""
+    """The seconds between polls and between layouts of text, by the processor time that drawing takes.
+
+    Call `begin` before a poll, `drawn` once its changes are on the screen, then sleep `wait_s`. In between, note what
+    the poll draws: a layout (`lays_out`), a longer last line (`extends_line`), figures (`draws_figures`). Only layouts
+    are measured.
+    """
 
     def __init__(self) -> None:
         self.spare = True
         """True if decoding leaves a core free."""
         self._began: float | None = None  # processor time at the poll; None if its cost is not to be measured
-        self._look_at = 0.0  # time of the poll
-        self._whole_at = 0.0  # time of the latest layout
+        self._polled_at = 0.0  # time of the poll
+        self._laid_out_at = 0.0  # time of the latest layout
         self._cost_s = 0.0  # of a poll and its drawing, a moving average
 
     @property
@@ -58,17 +63,17 @@ class PollInterval:
     def begin(self) -> None:
         """Start a poll."""
         self._began = time.process_time()
-        self._look_at = time.monotonic()
+        self._polled_at = time.monotonic()
 
-    def whole(self) -> None:
+    def lays_out(self) -> None:
         """Note that this poll lays out text again."""
-        self._whole_at = self._look_at
+        self._laid_out_at = self._polled_at
 
-    def quick(self) -> None:
+    def extends_line(self) -> None:
         """Note that this poll showed its text without a layout."""
         self._began = None
 
-    def with_figures(self) -> None:
+    def draws_figures(self) -> None:
         """Note that this poll draws metrics: its cost is not that of text."""
         self._began = None
 
@@ -79,24 +84,28 @@ class PollInterval:
             self._began = None
 
     def wait_s(self, *, awaiting: bool, idle: bool = False) -> float:
-        """Return the seconds to sleep. awaiting: a request has no text yet. idle: nothing is asked."""
+        """Return the seconds to sleep.
+
+        awaiting: a request has no text yet.
+        idle: nothing is asked.
+        """
         if awaiting:
             interval = min(AWAITING_S, SHORTEST_S)
         elif idle:
             interval = SHORTEST_S * _IDLE
         else:
             interval = SHORTEST_S
-        return max(0.0, self._look_at + interval - time.monotonic())
+        return max(0.0, self._polled_at + interval - time.monotonic())
 
     @property
-    def whole_s(self) -> float:
+    def layout_s(self) -> float:
         """Seconds between two layouts of text."""
-        return max(SHORTEST_S, min(self._cost_s / _SHARES[self.spare], _LONGEST_S))
+        return max(SHORTEST_S, min(self._cost_s / _LAYOUT_SHARE[self.spare], _LONGEST_S))
 
     @property
-    def whole_due(self) -> bool:
+    def layout_due(self) -> bool:
         """True if text may be laid out again."""
-        return time.monotonic() >= self._whole_at + self.whole_s - _SLACK_S
+        return time.monotonic() >= self._laid_out_at + self.layout_s - _SLACK_S
 
 
 class Poller:
@@ -149,11 +158,11 @@ class Poller:
         figures, changed = self._figures_due(metrics.phase)
         chat = self.chat
         if chat is not None and not (events and self._extend_text(events, chat, figures=figures)):
-            self.interval.whole()
+            self.interval.lays_out()
             chat.view.sync(events)
         if figures:
             self._metrics_due = time.perf_counter() + (_FIRST_METRICS_S if changed else self.interval.metrics_s)
-            self.interval.with_figures()
+            self.interval.draws_figures()
             if chat is not None:
                 chat.view.transcript.highlight_code()
                 chat.view.update_status()
@@ -164,9 +173,9 @@ class Poller:
         if figures or self._state.conversation.phase != "answering" or not _only_text(events):
             return False
         if chat.view.extend_last_line():
-            self.interval.quick()
+            self.interval.extends_line()
             return True
-        return not self.interval.whole_due
+        return not self.interval.layout_due
 
     # -- parallel answers ------------------------------------------------------------------------------------------
 
@@ -194,7 +203,7 @@ class Poller:
                 self._draw_parallel_text(screen)
         if figures:
             self._metrics_due = time.perf_counter() + self.interval.metrics_s
-            self.interval.with_figures()
+            self.interval.draws_figures()
             if isinstance(self._app.screen, DecodeScreen):
                 self.draw_metrics()
 
@@ -202,15 +211,15 @@ class Poller:
         """Extend the last lines, or wait until text may be laid out again."""
         if screen.extend_last_line():
             self._text_waits = False
-            self.interval.quick()
-        elif self.interval.whole_due:
+            self.interval.extends_line()
+        elif self.interval.layout_due:
             self._draw_parallel(screen)
         else:
             self._text_waits = True
 
     def _draw_parallel(self, screen: ParallelScreen) -> None:
         self._text_waits = False
-        self.interval.whole()
+        self.interval.lays_out()
         screen.sync()
 
     # -- both ------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def test_the_rest_follows_the_cost_within_limits(clock: list[float], spare: bool
     interval.spare = spare
     for _ in range(30):
         look(interval, clock, cost_s)
-    assert interval.whole_s == pytest.approx(rest_s)
+    assert interval.layout_s == pytest.approx(rest_s)
 
 
 def test_one_expensive_poll_does_not_stop_drawing(clock: list[float]) -> None:
@@ -37,7 +37,7 @@ def test_one_expensive_poll_does_not_stop_drawing(clock: list[float]) -> None:
     for _ in range(30):
         look(interval, clock, 0.001)
     look(interval, clock, 0.003)
-    assert interval.whole_s == pytest.approx(0.2)
+    assert interval.layout_s == pytest.approx(0.2)
 
 
 def test_polls_are_ten_a_second_fewer_when_idle_and_more_before_the_first_text(
@@ -60,17 +60,17 @@ def test_figures_and_quick_polls_do_not_count_as_cost(clock: list[float]) -> Non
         dear()
         clock[0] += 0.02
         interval.drawn()
-    assert interval.whole_s == 0.095
+    assert interval.layout_s == 0.095
 
 
 def test_drawing_between_polls_does_not_count_as_cost(clock: list[float]) -> None:
     interval = PollInterval()
     interval.spare = False
     look(interval, clock, 0.001)
-    before = interval.whole_s
+    before = interval.layout_s
     clock[0] += 5.0
     interval.drawn()
-    assert interval.whole_s == before
+    assert interval.layout_s == before
 
 
 def test_metrics_are_drawn_less_often_where_decoding_takes_every_core() -> None:
