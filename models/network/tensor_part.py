@@ -46,7 +46,7 @@ class TensorPart(Struct, frozen=True):
     unit: int  # columns of a quantized group, which no rank may cut
     heads: range  # query heads of this rank
 
-    def own(self, size: int) -> range:
+    def range_of(self, size: int) -> range:
         """Return this rank's range of an inner size or the vocabulary, in whole groups of quantized columns."""
         return _in_units(size, self.split, self.unit)[self.rank]
 
@@ -90,7 +90,7 @@ class TensorPart(Struct, frozen=True):
 
         # Tensors outside of layers: the vocabulary is divided, all others are whole.
         if any(tensor.name == module and tensor.rows_by == "vocabulary" for tensor in ends(self.whole)):
-            return _rows(array, kind, [self.own(array.shape[0])])
+            return _rows(array, kind, [self.range_of(array.shape[0])])
         match = _LAYER.fullmatch(name)
         if match is None:
             return array
@@ -133,7 +133,7 @@ class TensorPart(Struct, frozen=True):
         kv_heads, _ = self.whole.heads_of(layer)
         heads = query_range(self.heads, self.whole.heads, total)
         if unit == "inner":
-            return self.own(size)
+            return self.range_of(size)
         if unit == "kv_heads":
             return _scaled(kv_range(heads, total, kv_heads), size // kv_heads)
         if unit not in ("mixer_heads", "mixer_keys"):
@@ -148,7 +148,12 @@ class TensorPart(Struct, frozen=True):
         return _scaled(own_heads, size // sizes.heads)
 
     def _columns(self, array: Any, kind: str, part: range, total: int, name: str) -> Any:
-        """Return columns `part` of `total`, packed or by group. A bias is added by rank 0 alone."""
+        """Return columns `part` of `total`. A bias is added by rank 0 alone.
+
+        array: weights, several to a word, or a scale for each group: its columns are fewer than `total`.
+        kind: end of the tensor's name.
+        name: of the tensor, for errors.
+        """
         if kind == "bias":
             return None if self.rank else array
         first = part.start * array.shape[-1]
@@ -159,11 +164,17 @@ class TensorPart(Struct, frozen=True):
 
 
 def tensor_part(config: DecoderConfig, split: Split, rank: int, unit: int) -> TensorPart:
-    """Return a rank's part. unit: columns of a quantized group. Raises UsageError for models that cannot be divided."""
+    """Return a rank's part. Raises UsageError for models that cannot be divided.
+
+    config: of the whole model.
+    split: shares of all ranks.
+    rank: the one whose part it is.
+    unit: columns of a quantized group.
+    """
     heads = head_ranges(config, split, unit)[rank]
     layers = tuple(_layer(config, layer, split, rank, unit, heads) for layer in config.layers)
 
-    def own(size: int) -> int:
+    def part_size(size: int) -> int:
         return len(_in_units(size, split, unit)[rank])
 
     kv_heads = 1  # of latents
@@ -171,13 +182,13 @@ def tensor_part(config: DecoderConfig, split: Split, rank: int, unit: int) -> Te
         kv_heads = len(kv_range(heads, config.heads, config.kv_heads))
     inner = config.intermediate_size
     if inner > 1:  # 1: no layer has a dense feed-forward
-        inner = own(inner)
+        inner = part_size(inner)
     part = replace(
         config,
         heads=len(heads),
         kv_heads=kv_heads,
         intermediate_size=inner,
-        vocab_size=own(config.vocab_size),
+        vocab_size=part_size(config.vocab_size),
         layers=layers,
     )
     return TensorPart(config, part, split, rank, unit, heads)
@@ -202,7 +213,11 @@ def head_ranges(config: DecoderConfig, split: Split, unit: int) -> list[range]:
 
 
 def _grouped(total: int, kv_heads: int, dim: int, split: Split, unit: int) -> list[range]:
-    """Return each rank's heads of `total`, which read `kv_heads`. dim: columns of a head."""
+    """Return each rank's heads of `total`, which read `kv_heads`.
+
+    dim: columns of a head.
+    split, unit: see `tensor_part`.
+    """
     step = 1  # heads that stay together
     if kv_heads >= len(split.shares):
         step = total // kv_heads
@@ -247,9 +262,14 @@ def mixer_ranges(mixer: MixerConfig, split: Split, unit: int) -> list[range]:
 
 
 def _layer(config: DecoderConfig, layer: LayerConfig, split: Split, rank: int, unit: int, heads: range) -> LayerConfig:
-    """Return a layer's configuration on a rank. heads: query heads of the rank, in layers of the usual size."""
+    """Return a layer's configuration on a rank.
 
-    def own(size: int) -> int:
+    config, split, rank, unit: see `tensor_part`.
+    layer: of the whole model.
+    heads: query heads of the rank, in layers of the usual size.
+    """
+
+    def part_size(size: int) -> int:
         if not size:
             return 0
         return len(_in_units(size, split, unit)[rank])
@@ -257,7 +277,7 @@ def _layer(config: DecoderConfig, layer: LayerConfig, split: Split, rank: int, u
     experts = layer.experts
     mixer = layer.mixer
     if experts is not None:
-        experts = replace(experts, size=own(experts.size), shared=own(experts.shared))
+        experts = replace(experts, size=part_size(experts.size), shared=part_size(experts.shared))
     if mixer is not None:
         mixer = _mixer(mixer, mixer_ranges(mixer, split, unit)[rank])
     total = config.query_heads(layer)
@@ -277,7 +297,7 @@ def _layer(config: DecoderConfig, layer: LayerConfig, split: Split, rank: int, u
         mixer=mixer,
         heads=query_heads,
         kv_heads=kv_heads,
-        inner=own(layer.inner),
+        inner=part_size(layer.inner),
         indexer=indexer,
     )
 

@@ -108,12 +108,12 @@ def sample_on_gpu(logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[
 def _compiled(plan: _Plan) -> Callable[..., mx.array]:
     """Return the compiled function of a plan; its arguments are those of its call in `sample_on_gpu`."""
 
-    def chosen(logits: mx.array, heat: mx.array, points: mx.array, *rules: mx.array) -> mx.array:
+    def chosen(logits: mx.array, temperature: mx.array, points: mx.array, *rules: mx.array) -> mx.array:
         top_k, top_p, min_p, is_greedy = rules
         best = mx.argmax(logits, axis=-1, keepdims=True)
         highest = mx.take_along_axis(logits, best, axis=-1)
         # (B, K) each; ids is None where K = V and index i is token i.
-        ids, mass = _candidates(logits, heat, top_k, top_p, plan)
+        ids, mass = _candidates(logits, temperature, top_k, top_p, plan)
         if plan.min_p:
             mass = mx.where(mass < min_p * mass.max(axis=-1, keepdims=True), 0.0, mass)
         reached = mx.where(mass > 0, mx.cumsum(mass, axis=-1), 0.0)
@@ -130,19 +130,24 @@ def _compiled(plan: _Plan) -> Callable[..., mx.array]:
 
 
 def _candidates(
-    logits: mx.array, heat: mx.array, top_k: mx.array, top_p: mx.array, plan: _Plan
+    logits: mx.array, temperature: mx.array, top_k: mx.array, top_p: mx.array, plan: _Plan
 ) -> tuple[mx.array | None, mx.array]:
-    """Return the token ids (B, K) in their order, None for all, and their mass (B, K), 0 for those that are cut."""
+    """Return the token ids (B, K) in their order, None for all, and their mass (B, K), 0 for those that are cut.
+
+    logits: (B, V).
+    temperature, top_k, top_p: of each row (B, 1).
+    plan: the filters that a row has.
+    """
     if not (plan.top_k or plan.ranks or plan.top_p):
-        return None, _softmax(logits, heat)
+        return None, _softmax(logits, temperature)
     order = mx.argsort(-logits, axis=-1)
     if plan.top_k:
         order = order[:, : plan.top_k]
         # The softmax of the K best tokens alone differs by a factor, which cancels: a key is a fraction of the mass.
         if not plan.top_p:
             ids = mx.sort(order, axis=-1)
-            return ids, _softmax(mx.take_along_axis(logits, ids, axis=-1), heat)
-    mass = _softmax(mx.take_along_axis(logits, order, axis=-1), heat)
+            return ids, _softmax(mx.take_along_axis(logits, ids, axis=-1), temperature)
+    mass = _softmax(mx.take_along_axis(logits, order, axis=-1), temperature)
     if plan.ranks:
         mass = mx.where(mx.arange(mass.shape[-1]) < top_k, mass, 0.0)
     if plan.top_p:
@@ -155,8 +160,8 @@ def _candidates(
     return None, mx.put_along_axis(mx.zeros_like(mass), order, mass, axis=-1)
 
 
-def _softmax(logits: mx.array, heat: mx.array) -> mx.array:
-    return mx.softmax(logits.astype(mx.float32) / heat, axis=-1)
+def _softmax(logits: mx.array, temperature: mx.array) -> mx.array:
+    return mx.softmax(logits.astype(mx.float32) / temperature, axis=-1)
 
 
 def _column(values: Iterable[float]) -> mx.array:
