@@ -41,8 +41,8 @@ class CompletionMenu(OptionList, can_focus=False):
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
         self._choices: list[CompletionEntry] = []
-        self._for = ""  # the text that the entries complete
-        self._chosen = False  # an entry was gone to
+        self._completed = ""  # the text that the entries complete
+        self._has_moved = False  # to an entry, with a key
 
     @property
     def is_open(self) -> bool:
@@ -51,17 +51,17 @@ class CompletionMenu(OptionList, can_focus=False):
     @property
     def takes_enter(self) -> bool:
         """True if Enter takes an entry: after a folder (`@src/`), only one that was moved to."""
-        return self.is_open and (self._chosen or not (typed_path(self._for) or "").endswith("/"))
+        return self.is_open and (self._has_moved or not (typed_path(self._completed) or "").endswith("/"))
 
     def offer(self, before_cursor: str) -> None:
         """Show completions of the text before the cursor."""
-        if before_cursor == self._for:
+        if before_cursor == self._completed:
             return
-        self._for = before_cursor
-        self._chosen = False
-        shown = self.is_open
+        self._completed = before_cursor
+        self._has_moved = False
+        was_open = self.is_open
         options, self._choices = _options(before_cursor, max(20, self.screen.size.width - 8))
-        if not options and not shown:
+        if not options and not was_open:
             return  # nothing to lay out: this is called with every key
         self.clear_options()
         self.add_options(options)
@@ -76,7 +76,7 @@ class CompletionMenu(OptionList, can_focus=False):
     def move(self, by: int) -> None:
         """Highlight the entry above or below."""
         if self._choices:
-            self._chosen = True
+            self._has_moved = True
             self.highlighted = ((self.highlighted or 0) + by) % len(self._choices)
 
     def accept(self) -> CompletionEntry | None:
@@ -91,7 +91,8 @@ class CompletionMenu(OptionList, can_focus=False):
 def _options(before: str, width: int) -> tuple[list[Option], list[CompletionEntry]]:
     """Return the menu's lines and the candidates that they stand for, in the same order.
 
-    before: text before the cursor. width: cells of a line.
+    before: text before the cursor.
+    width: cells of a line.
     """
     path = typed_path(before)
     if path is not None:

@@ -37,12 +37,12 @@ class KeyBar(Widget, can_focus=False):
 
     def _bindings_changed(self, screen: Screen[object]) -> None:
         if screen.app.app_focus and self.is_attached and screen is self.screen:
-            self.call_after_refresh(self._take)
+            self.call_after_refresh(self._lay_out)
 
     def on_resize(self) -> None:
-        self._take()
+        self._lay_out()
 
-    def _take(self) -> None:
+    def _lay_out(self) -> None:
         """Lay out the keys from the left, the palette's at the right."""
         if not self.is_attached:  # the screen was left before its refresh
             return
