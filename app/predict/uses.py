@@ -1,4 +1,7 @@
-"""Uses of recommended models: their labels, and a recommendation. Imports nothing heavy.
+"""Uses of recommended models: their labels, and a recommendation.
+
+`app.predict.recommend` finds them in the catalog. Chat, commands and the messages of the engine's process show them,
+so this module imports nothing heavy.
 
 Guard: tests/app/predict/test_recommend.py.
 """
@@ -17,7 +20,8 @@ class Recommendation(Struct, frozen=True):
     """One model of the catalog.
 
     download_bytes: of its files.
-    tokens_per_second: predicted decode speed with DEFAULT_CONTEXT tokens in the cache; None if it is not known yet.
+    tokens_per_second: predicted decode speed with `app.predict.DEFAULT_CONTEXT` tokens in the cache; None if it is not
+        known yet.
     is_limit: the speed is the roofline, an upper bound; else the expected speed.
     installed: the files are in the store.
     """

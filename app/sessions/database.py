@@ -111,7 +111,10 @@ SELECT_MESSAGE = f"SELECT *, content || {APPENDED} AS whole FROM messages"
 
 
 class Database:
-    """One connection, for one thread. SQLite's errors become SessionError. full: the last write met a full disk."""
+    """One connection, for one thread. SQLite's errors become SessionError.
+
+    full: the last write met a full disk, so `store.py` may go on in memory (`leave_file`).
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -36,16 +36,19 @@ _SCORES_ON_GPU = 2 * SCORES[mx.DeviceType.gpu]  # the same on a GPU, for head si
 def working_memory(shape: StepShape, *, on_gpu: bool | None = None) -> int:
     """Return an upper bound on the bytes besides weights and K/V: the program, and the larger of chunk and loading.
 
-    on_gpu: None for this machine's device. With E the hidden size, F the feed-forward size (0 if all of it is
-    experts), H * D the width of all heads, V the vocabulary, A active experts of size X:
+    With E the hidden size, F the feed-forward size (0 if all of it is experts), H * D the width of all heads, V the
+    vocabulary, A active experts of size X:
 
-        program     42 MB (on a GPU 100) + 300 V
-        chunk       4 (4 E + 3 F + 3 H D + A (2 X + 1.25 E)) for each of its rows: 512, on a GPU 2048
-        loading     8 MiB + 100 V + a layer's gate and up twice (read, and stacked), or a stack of experts
+        program     _PROGRAM + _TOKEN * V
+        chunk       _FLOAT * (4 E + 3 F + 3 H D + A (2 X + 1.25 E)) for each of its rows (`_row`; `prefill.LARGEST`)
+        loading     LOADING_CACHE_LIMIT + _PARSED * V + a layer's gate and up twice (read, and stacked), or a stack of
+                    experts (`_loading`)
 
     A chunk's rows are the residual stream in and out of a pass and of the next, gate and up with the rounded copies
     of the kernels, queries and heads; kernel scratch adds a quarter. A GPU also caches freed memory during prefill, up
     to a bound. Stock MLX on a CPU adds attention scores, on a GPU where head sizes have no fused kernel.
+
+    on_gpu: None for this machine's device.
     """
     if on_gpu is None:
         on_gpu = machine().backend != "cpu"

@@ -28,7 +28,9 @@ FORMS = "a hub id looks like org/name, org/name:Q4_K_M, org/name/file.gguf or or
 class HubId(Struct, frozen=True):
     """A model repository on the hub; `revision` is None for its default branch.
 
-    file: the .gguf file to use, or the folder of the model. quantization: that of the .gguf file, in capitals.
+    repo: "org/name", or an old "name".
+    file: the .gguf file to use, or the folder of the model.
+    quantization: that of the .gguf file, in capitals.
     """
 
     repo: str
@@ -65,7 +67,7 @@ def parse_hub_id(text: str) -> HubId:
     if malformed:
         raise UsageError(f"not a hub id: {shorten(text)}", FORMS)
     kind: str | None = quantization.upper()
-    if kind in ("", "LATEST"):
+    if kind in ("", "LATEST"):  # "latest" is the tag of Ollama's names for no choice
         kind = None
     return HubId(f"{org}/{name}", revision or None, file or None, kind)
 
@@ -117,6 +119,7 @@ def parse_hub_url(path: str) -> HubId:
         at = f"@{unquote(revision)}"
     if kind != "tree" and not file.lower().endswith(".gguf"):
         file = ""
+    # A repository without an organisation is no id that `parse_hub_id` takes, so it is checked here.
     if "/" in repo:
         return parse_hub_id(f"{repo}/{file}{at}" if file else f"{repo}{at}")
     if not _is_repo_part(repo) or (at and not _is_revision(at[1:])):

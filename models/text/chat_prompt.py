@@ -48,7 +48,10 @@ _EXAMPLE = {"name": "function_name", "arguments": {"parameter_name": "value"}}
 
 
 class ChatPrompt:
-    """Encoder of conversations for one model."""
+    """Encoder of conversations for one model.
+
+    thinks: the model's answers may have a thinking section.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -77,9 +80,14 @@ class ChatPrompt:
     ) -> list[int]:
         """Return the prompt for the next answer, or for the continuation of the one that has begun.
 
+        messages: the conversation.
+        begun: the answer that has begun; empty for a next one.
         thinking: on or off, where the template has a switch, a level, or a budget, which `section_limit` enforces; None
-        leaves it undefined. tools: those the model may call. variables: of the template; they take precedence. Raises
-        UsageError for a level, a budget or a variable that the model does not know, and the errors of
+            leaves it undefined.
+        tools: those the model may call.
+        variables: of the template; they take precedence.
+
+        Raises UsageError for a level, a budget or a variable that the model does not know, and the errors of
         `Tokenizer.encode_chat`.
         """
         # Variables of the template.
@@ -232,8 +240,8 @@ class ChatPrompt:
             tail = self._tokenizer.decode(prompt[-_TAIL:], skip_special=False)
             return OPENING if tail.endswith(form.opening) else ""
         if form is not None and not form.has_channels:
-            # "open" or "close", see `ThinkingForm`.
-            marks = [form.ids[index] for index in prompt[-_TAIL:] if index in form.ids]
+            # The last mark of the tail decides: a template that turns thinking off opens and closes an empty section.
+            marks = [form.ids[index] for index in prompt[-_TAIL:] if index in form.ids]  # "open" or "close"
             return OPENING if marks[-1:] == ["open"] else ""
         tail = self._tokenizer.decode(prompt[-_TAIL:], skip_special=False)
         return OPENING if tail.rstrip().endswith(OPEN) else ""

@@ -33,7 +33,7 @@ from headrace.runtime.network import Network
 from headrace.runtime.speculation.pass_costs import PassCostStore
 from headrace.runtime.speculation.proposer import Speculation
 
-WARM_UP_TOKENS = 16  # of a test's short form, which compiles the kernels
+WARM_UP_TOKENS = 16  # of a test's short form, which compiles the kernels; `peers.py` has the same for other engines
 _TIMED_EVERY = 8  # steps of which one is timed by part, on several machines
 
 

@@ -10,7 +10,9 @@ cursor's step.
     text      of the answer, in F2 only     `StepTexts`
     foot      the cursor's record, or colours and causes
 
-Positions of steps count back from the newest one: 0 is the newest.
+Positions of steps count back from the newest one: 0 is the newest. So one position is the same step in `latency_steps`
+and in `charted`, which has one step more at its beginning.
+
 tests/tui/test_charts.py and tests/tui/screens/test_decode_screen.py guard this.
 """
 
@@ -148,7 +150,7 @@ class LatencySection(Section):
     def _foot(self, metrics: LiveMetrics, width: int, *, has_text: bool) -> list[Content]:
         """Return the record of the cursor's step; without a cursor, the colours of a text."""
         if self.cursor is not None and self.cursor < self._num_steps:
-            step = metrics.charted[-1 - self.cursor]
+            step = metrics.charted[-1 - self.cursor]  # as in `latency_steps`, see the module
             text = None
             if step.index < len(metrics.texts):
                 text = metrics.texts[step.index]
@@ -167,6 +169,7 @@ class LatencySection(Section):
         """
         marks = [" "] * cells
         for index, cause in window.stalls.items():
+            # No letter without its explanation below; none at all where there is no room for the line.
             mark = next((mark for mark in (_mark(cause), _SUMMED) if mark in explained), " ")
             marks[cells - 1 - (len(window.steps) - 1 - index) // 2] = mark
         line = Content.styled("".join(marks), "bold $text-error")
@@ -215,7 +218,7 @@ def latency_chart(window: LatencyWindow, width: int, height: int, cursor: int | 
                 body = _replace_cell(body, column, "↑", "bold $text-error")
         if cursor is not None and cursor // 2 < room:
             column = room - 1 - cursor // 2
-            body = _replace_cell(body, column, text[column].replace(" ", "│"), "bold $text-accent")
+            body = _replace_cell(body, column, text[column].replace(" ", "│"), "bold $text-accent")  # bars stay
         if histogram_width:
             share = counts[row] / max(1, max_count)
             body = Content.assemble(body, (" ▏", "$quiet"), _bar(share, histogram_width - 2, style))

@@ -152,7 +152,13 @@ def nearness(latency_s: float, p50_s: float) -> int:
 
 
 def stall_cause(step: StepRecord, before: StepRecord | None, usual_s: float, *, crowded: bool) -> str:
-    """Return the known cause of a slow step; "" if there is none. before: the step before it, if it is there."""
+    """Return the known cause of a slow step; "" if there is none. `decode.latency` marks it by the first word.
+
+    step: the slow one.
+    before: the step before it; None if it is not kept.
+    usual_s: median latency.
+    crowded: other programs used CPUs that decoding needs.
+    """
     if step.fed:
         return "prefill of another sequence"
     if step.gc_s > _GC_SHARE * (step.latency_s - usual_s):

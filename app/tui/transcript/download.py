@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     # Not at the start: it brings the catalog's reader.
     from headrace.app.chat.download_plan import DownloadPlan
 
-# Stages of a model that is here already
+# Stages of a model that is here already, as `engine.process`, `engine.host`, `models.loading.load` and
+# `activation_choice` there report them. All others are drawn as a download.
 _NO_FETCHING = ("starting", "loading weights", "loading the tokenizer", "measuring 8-bit activations")
 _SPAN_S = 5.0  # the speed is that of the last so many seconds
 _LEAST_S = 0.5  # over less time no speed is shown
