@@ -63,7 +63,14 @@ class Answerer:
         own_processes: Sequence[int] = (),
         mbu: Callable[[Summary], float | None] = lambda _: None,
     ) -> None:
-        """draft: a draft model's network. own_processes, mbu: see `Answer`. All others: see `Engine`."""
+        """Make the model's engine.
+
+        model: the loaded one.
+        draft: a draft model's network, for speculative decoding.
+        own_processes, mbu: see `Answer`.
+
+        All others: see `Engine`.
+        """
         self.model = model
         self.chat_prompt = ChatPrompt(model.tokenizer)
         self.engine = Engine(
@@ -90,8 +97,12 @@ class Answerer:
     ) -> EncodedPrompt:
         """Encode a conversation with the chat template, or a text to continue as it is.
 
-        variables: of the chat template. tools: see `app.answer.tools`. Raises UsageError, ContextLimitError and
-        CheckpointError.
+        prompt: messages, or the text.
+        thinking: on or off, a level or a budget; None: as the template has it.
+        tools: those that the model may call, see `app.answer.tools`.
+        variables: of the chat template.
+
+        Raises UsageError, ContextLimitError and CheckpointError.
         """
         started = time.monotonic()
         if isinstance(prompt, str):
@@ -119,7 +130,11 @@ class Answerer:
     ) -> Answer:
         """Make the request for an answer. Options that are not set are the model's recommendations.
 
-        logprobs: number of best tokens reported with their log probabilities; None: off. cancel: ends the answer.
+        prompt: of `encode`.
+        options: of this answer.
+        logprobs: number of best tokens reported with their log probabilities; None: off.
+        cancel: ends the answer once it is set.
+
         Raises UsageError for a schema or grammar that is wrong, or cannot be honoured wholly.
         """
         options = options.resolved(self._recommended)

@@ -60,7 +60,9 @@ def tool_fields(body: Body) -> dict[str, Any]:
 def read_tools(tools: object, choice: object = None, parallel: object = None) -> ToolUse | None:
     """Return the tools of a request; None without any. Raises UsageError that names the parameter.
 
-    choice: `tool_choice`, "auto" by default. parallel: `parallel_tool_calls`, true by default.
+    tools: definitions, as in OpenAI's chat API.
+    choice: `tool_choice`, "auto" by default.
+    parallel: `parallel_tool_calls`, true by default.
     """
     if tools is None or tools == []:
         if choice not in (None, "auto", "none"):

@@ -55,7 +55,7 @@ def read_body(given: Mapping[str, object], form: Form, defaults: BatchDefaults) 
     if given.get("method", "POST") != "POST":
         raise UsageError(f"method must be POST, not {shown(given['method'])}")
     body = {key: value for key, value in object_named("body", given.get("body")).items() if value is not None}
-    refuse_unknown(body, _FIELDS[form] - _NOT_HERE | _IGNORED, " in body")
+    refuse_unknown(body, (_FIELDS[form] - _NOT_HERE) | _IGNORED, " in body")
     for key, value in _FIXED.items():
         if key in body and (body[key] != value or type(body[key]) is not type(value)):  # True is equal to 1
             raise UsageError(f"{key} can only be {shown(value)}, not {shown(body[key])}")

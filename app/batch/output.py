@@ -214,7 +214,12 @@ class ResultStream:
     def __init__(
         self, stream: TextIO, expected: Sequence[int] | None = None, before: Callable[[], None] = lambda: None
     ) -> None:
-        """expected: numbers of all lines that will have a result, for output in order. before: called before writes."""
+        """Write results to a stream.
+
+        stream: an open file, or standard output.
+        expected: numbers of all lines that will have a result, for output in order; None: as results come.
+        before: called before each write.
+        """
         self._stream = stream
         self._before = before
         self._expected: Iterator[int] | None = None

@@ -78,7 +78,9 @@ def take_attachments(
 ) -> tuple[str, tuple[Attachment, ...]]:
     """Return the text without `/file` lines, and its attachments. Raises UsageError for a file that cannot be sent.
 
-    stored: replace files that cannot be read any more. read: instead of `read_attachments`.
+    text: with lines such as `/file notes.md`.
+    stored: earlier attachments; they replace files that cannot be read any more.
+    read: instead of `read_attachments`.
     """
     # Paths in order, each with the hint of the error if it cannot be read.
     hints: dict[str, str | None] = {unquoted(match["path"]): None for match in _COMMAND.finditer(text)}

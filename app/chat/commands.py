@@ -123,7 +123,12 @@ _WITHOUT_SCREEN = {  # commands that need the full screen: what does the same wi
 
 
 class Invocation(Struct, frozen=True):
-    """A parsed command line. name: as typed. command: None if unknown. rest: the text after the name."""
+    """A parsed command line.
+
+    name: as typed.
+    command: None if the name is unknown.
+    rest: the text after the name.
+    """
 
     name: str
     rest: str

@@ -92,7 +92,13 @@ class Conversation:
         session: Session | None = None,
         spec: ModelSpec = ModelSpec(),  # noqa: B008 - immutable
     ) -> None:
-        """session: None creates one. spec: of each of its models, but for the name."""
+        """Continue a session, or begin one.
+
+        engine: generates the answers.
+        store: of all sessions.
+        session: None creates one.
+        spec: how its models are loaded; each has a name of its own.
+        """
         self.engine = engine
         self.store = store
         self.branch = SessionBranch(store, session or store.create())

@@ -22,7 +22,11 @@ SPLIT_NAMES = ("tensor", "pipeline", "auto")
 
 
 class HostsChoice(Struct, frozen=True):
-    """Machines that share a model. hosts: a hostfile or names, as after --hosts. split: one of SPLIT_NAMES."""
+    """Machines that share a model.
+
+    hosts: a hostfile or names, as after --hosts.
+    split: one of SPLIT_NAMES.
+    """
 
     hosts: str
     split: str = "auto"

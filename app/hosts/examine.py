@@ -80,7 +80,12 @@ def _problems(
 ) -> Sequence[dict[str, str]]:
     """Return a host's problems, each with what to do. "broken": a run would fail.
 
-    own_report: of rank 0, with which others are compared. model: as rank 0 has it.
+    host: the machine.
+    report: its facts.
+    own_report: those of rank 0, with which others are compared.
+    model: facts on the model, as rank 0 has it.
+    link: between the host and rank 0.
+    backend: of MLX's collectives.
     """
     problems = []
 

@@ -26,9 +26,11 @@ _LEAST_BAR = 8  # columns, where it has not
 
 
 class RedrawnLine:
-    """A line on standard error that is redrawn in place. draws: False if nothing is drawn: no terminal, or `quiet`.
+    """A line on standard error that is redrawn in place.
 
     Widths are in cells of the terminal: a Chinese character takes two.
+
+    draws: False if nothing is drawn: no terminal, or `quiet`.
     """
 
     def __init__(self, *, quiet: bool) -> None:

@@ -56,7 +56,12 @@ def prefill_spans(start_s: float, chunks: Sequence[tuple[float, int]]) -> list[T
 def trace(
     sequences: Sequence[TracedSequence], memory_gb_s: float | None, about: Mapping[str, str]
 ) -> dict[str, object]:
-    """Return the JSON document. memory_gb_s: for the parts of steps; None leaves them out. about: model, machine."""
+    """Return the JSON document.
+
+    sequences: with their steps.
+    memory_gb_s: bandwidth, from which the parts of steps follow; None leaves them out.
+    about: model, machine.
+    """
     events: list[dict[str, object]] = [_named("process_name", 0, "headrace")]
     for number, sequence in enumerate(sequences):
         track = 2 * number + 1

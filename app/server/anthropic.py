@@ -143,7 +143,7 @@ def _messages(value: object, where: str, *, in_history: bool) -> list[dict[str, 
             case {"type": "thinking", "thinking": str(thinking)}:
                 thoughts.append(thinking)
             case {"type": "redacted_thinking"}:
-                pass
+                pass  # encrypted for Anthropic's own models
             case {"type": "tool_use"}:
                 identifier, name = required_texts(block, path, "id", "name")
                 arguments = object_named(f"{path}.input", block.get("input"))

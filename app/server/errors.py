@@ -37,8 +37,12 @@ INTERNAL = "internal error of the server"
 
 
 class ApiError(Exception):
-    """A refused or failed request. code: a short name for programs. param: the field it is about.
+    """A refused or failed request.
 
+    status: of the HTTP response.
+    message: for people.
+    code: a short name for programs.
+    param: the field it is about.
     retry_after: seconds after which a retry makes sense.
     """
 

@@ -77,7 +77,14 @@ class TokenMark(Struct, frozen=True):
 
 
 def to_html(session: Session, branch: Sequence[Message], steps_of: StepsOf, *, facts: str, made: Made) -> str:
-    """Return the page of a branch. facts: a line on the session. made: facts of an answer, safe to print."""
+    """Return the page of a branch.
+
+    session: with the title.
+    branch: its messages in order.
+    steps_of: returns the steps of an answer, for its latencies.
+    facts: a line on the session.
+    made: returns facts of an answer, safe to print.
+    """
     pages = Environment(loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     messages = [_message(message, steps_of, made) for message in branch]
     title = safe_line(session.title) or "Untitled"

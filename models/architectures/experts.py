@@ -26,7 +26,8 @@ def count_experts(fields: Fields, key: str, used: str = "num_experts_per_tok") -
 def equal_experts(key: str, **facts: Any) -> Callable[[Fields, int], ExpertLayers]:
     """Return the function of a row whose layers all have the same experts, of the width `intermediate_size`.
 
-    key: of the number of experts. facts: fields of `ExpertsConfig`.
+    key: of the number of experts.
+    facts: fields of `ExpertsConfig`.
     """
 
     def experts(fields: Fields, layers: int) -> ExpertLayers:

@@ -42,7 +42,13 @@ def shape_of_mlx_lm_config(config: Mapping[str, object]) -> StepShape:
 
 
 def _shape(model: nn.Module, config: Mapping[str, object], name: str, source: str) -> StepShape:
-    """Return the shape of a class without weights. name: of the model in errors. source: of the figures."""
+    """Return the shape of a class without weights.
+
+    model: the class, made from its config.
+    config: of the model.
+    name: of the model, for errors.
+    source: of the figures, in words.
+    """
     try:
         measured = measure(model, config)
     except Exception as error:  # classes raise anything on unexpected sizes

@@ -174,7 +174,10 @@ def shape_of_decoder(
 def _build(config: DecoderConfig, size_of: SizeOf, source: str, plain: int = _HALF) -> StepShape:
     """Return the shape of a decoder whose matrices have these sizes.
 
-    source: of the sizes, in words. plain: bytes of a number of a vector.
+    config: of the decoder.
+    size_of: returns a matrix's bytes.
+    source: of the sizes, in words.
+    plain: bytes of an element of a vector.
     """
     matrices = [*layer_matrices(config, size_of), output_matrix(config, size_of)]
     tables = looked_up_bytes(config, size_of)

@@ -247,7 +247,11 @@ class Indexer(nn.Module):  # type: ignore[misc]
     ) -> mx.array:
         """Return the numbers (B, T, topk) of the entries with the highest scores, -1 for none.
 
-        x, latent: (B, T, E), and of queries (B, T, rank). keys: (B, C, dim). closed (T,): entries that a query sees.
+        x: the layer's input (B, T, E).
+        latent: of the queries (B, T, rank).
+        keys: index keys of all entries (B, C, dim).
+        closed: number of entries that each query sees (T,).
+        rope, offset: rotation, and position of the first query.
         """
         queries = self.wq_b(latent).reshape(*x.shape[:2], self.num_heads, -1)
         queries = _apply_rope(queries, rope, rope_dim=self.rope_dim, offset=offset).astype(mx.float32)

@@ -65,8 +65,11 @@ def load(
 ) -> tuple[nn.Module, Stored]:
     """Return the model in the compute dtype of `device`, and its layers' arrays as they are stored.
 
-    head: make the model of one layer of this multi-token prediction head. divide: leaves a model a rank's part. Raises
-    UnsupportedModelError if mlx-lm has no class for it, CheckpointError if its class refuses it.
+    device: that runs it.
+    head: make the model of one layer of this multi-token prediction head; None: the whole model.
+    divide: leaves a model a rank's part; None: all of it.
+
+    Raises UnsupportedModelError if mlx-lm has no class for it, CheckpointError if its class refuses it.
 
     The order of steps:
     1. Refuse settings that the class would ignore, before weights are read.

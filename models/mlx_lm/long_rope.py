@@ -24,9 +24,12 @@ class LongRope:
         long: mx.array,
         scales: tuple[float | None, float | None],
     ) -> None:
-        """original: longest sequence of the short factors, in tokens. scales: amplitudes with short and with long ones.
+        """Switch the factors of these modules.
 
-        A scale is None if the config states none: the module's own is then used.
+        modules: the rotations of all layers.
+        original: longest sequence of the short factors, in tokens.
+        short, long: both lists of factors.
+        scales: amplitudes with short and with long ones; None if the config states none: the module's own is used.
         """
         # mlx-lm's `_freqs` are periods times the long factors; the quotient gives them the short factors instead.
         self._modules = modules

@@ -21,7 +21,12 @@ _WIDEST = 1 << 16  # head size in an unchecked config
 
 
 def make_rope(config: RopeConfig, head_dim: int, context_length: int, *, long: bool = False) -> Rope:
-    """Return the rotation of a layer. long: LongRoPE's variant beyond the original context.
+    """Return the rotation of a layer.
+
+    config: of the layer.
+    head_dim: dimensions of a head.
+    context_length: of the model, for scalings that state no factor.
+    long: LongRoPE's variant beyond the original context.
 
     Raises CheckpointError if the scaling section lacks a number.
     """
@@ -53,7 +58,12 @@ def make_rope(config: RopeConfig, head_dim: int, context_length: int, *, long: b
 def _scaled(
     kind: str, base: list[float], theta: float, dims: int, context_length: int, scaling: Mapping[str, Any]
 ) -> tuple[list[float], float]:
-    """Return the periods of a kind that turns whole heads, and the amplitude. base: the periods without scaling."""
+    """Return the periods of a kind that turns whole heads, and the amplitude.
+
+    base: the periods without scaling, powers of `theta` for `dims` dimensions.
+    context_length: see `make_rope`.
+    scaling: the section of config.json.
+    """
     if kind == "linear":  # position interpolation, arXiv:2306.15595
         return [period * float(scaling["factor"]) for period in base], 1.0
     if kind == "llama3":

@@ -54,7 +54,10 @@ class RwkvDecoder(Decoder):
     def _mixed(self, x: mx.array, first_values: mx.array | None, kv: KVPass, index: int) -> tuple[mx.array, mx.array]:
         """Return the gated result of the recurrence (B, T, E), and the values of the first layer.
 
-        x: the layer's normalized input (B, T, E). first_values: None in the first layer.
+        x: the layer's normalized input (B, T, E).
+        first_values: of the first layer; None there.
+        kv: the pass, with the states.
+        index: of the layer.
         """
         ops = self._ops
         layer = self._layers[index]

@@ -18,7 +18,12 @@ _HINT = "--kv f16 keeps them unquantized"
 
 
 def stored_kv(config: DecoderConfig, ops: Ops, dtype: mx.Dtype, wanted: KVFormat | None) -> KVFormat:
-    """Return the format of a decoder that computes in `dtype`.
+    """Return the format of a decoder's K/V.
+
+    config: of the decoder.
+    ops: that read and write the entries.
+    dtype: of the computation.
+    wanted: the format that was asked for; None: the operations' choice.
 
     Raises UsageError, naming the format, where K/V cannot be `wanted`.
     """

@@ -39,12 +39,12 @@ class Wheel(Struct, frozen=True):
 
 
 class KVRow(NamedTuple):
-    """K/V of so many layers. width: of a head. window: 0 for none."""
+    """K/V of several equal layers."""
 
-    layers: int
+    layers: int  # their number
     kv_heads: int
-    width: int
-    window: int
+    width: int  # of a head
+    window: int  # 0 for none
 
 
 class Shape(Struct, frozen=True):

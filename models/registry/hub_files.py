@@ -37,8 +37,12 @@ def choose_files(
 ) -> list[str]:
     """Return the files to download from `repo`; for a GGUF repository one, or the parts of one, in order.
 
-    file: the one GGUF to download, or the folder of the model. quantization: that of the GGUF to download, in capitals,
-    or the beginning of its name. Raises ModelNotFoundError, CheckpointError or UnsupportedModelError.
+    names: of all files there.
+    repo: its id, for errors.
+    file: the one GGUF to download, or the folder of the model.
+    quantization: that of the GGUF to download, in capitals, or the beginning of its name.
+
+    Raises ModelNotFoundError, CheckpointError or UnsupportedModelError.
     """
     names = sorted(names)
 

@@ -50,7 +50,10 @@ class ControlTokens:
     """The control tokens of one vocabulary. Immutable and thread-safe."""
 
     def __init__(self, special: Mapping[str, int], markup: Mapping[str, int] | None = None) -> None:
-        """special: text -> id of declared special tokens. markup: of other tokens that the template writes.
+        """Find these tokens in texts.
+
+        special: text -> id of declared special tokens.
+        markup: the same of other tokens that the template writes.
 
         Assistant messages may contain markup, since the model writes it as text (thinking, tool calls).
         """

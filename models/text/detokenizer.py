@@ -139,7 +139,9 @@ def spelled(token: bytes) -> str:
 class _ByteLevel:
     """Detokenizer of byte-level BPE.
 
-    text_of: returns a token's text in the vocabulary. bytes_of: shared cache of the bytes of tokens. skipped: ids.
+    text_of: returns a token's text in the vocabulary; None if there is none.
+    bytes_of: cache of the bytes of tokens, which all detokenizers of a tokenizer share.
+    skipped: ids of tokens without a text.
     """
 
     def __init__(
@@ -159,7 +161,7 @@ class _ByteLevel:
         return self._utf8.decode(data)
 
     def finish(self, *, cut: bool = False) -> str:
-        return "" if cut else self._utf8.decode(b"", True)
+        return "" if cut else self._utf8.decode(b"", True)  # U+FFFD for a character that is not whole
 
 
 def _bytes_spelled(text: str) -> bytes:

@@ -132,7 +132,10 @@ def is_tiktoken(file: Path) -> bool:
 def _build(ranks: Mapping[bytes, int], pattern: str, specials: Mapping[str, int], file: Path) -> Tokenizer:
     """Return byte-level BPE that merges by rank.
 
-    ranks: ids of byte strings, in the order of merges. pattern: of words. specials: ids of control tokens.
+    ranks: ids of byte strings, in the order of merges.
+    pattern: of words, a regular expression.
+    specials: ids of control tokens.
+    file: for errors.
     """
     # The vocabulary, byte strings spelled in byte-level BPE's alphabet.
     ids = {spelled(token): index for token, index in ranks.items()}

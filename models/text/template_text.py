@@ -138,7 +138,9 @@ class TemplateText(str):
     def _located(self, parts: Iterable[str], gap: int = 0, *, spaces: bool = False) -> list[str]:
         """Return successive parts of this text with their origins.
 
-        gap: characters between two parts. spaces: white space of any length is around the parts.
+        parts: in order.
+        gap: characters between two parts.
+        spaces: white space of any length is around the parts.
         """
         located: list[str] = []
         start = 0

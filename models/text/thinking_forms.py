@@ -157,8 +157,12 @@ def thinking_form(id_of: Callable[[str], int | None]) -> ThinkingForm | None:
 class ThinkingStream:
     """Detokenizer that writes a family's thinking as a `<think>` section.
 
-    calls: Harmony's messages to functions are written as CALL_BEGIN, recipient, CALL_MESSAGE and text. thinks: the
-    prompt has begun the section. An empty section is left out.
+    An empty section is left out.
+
+    inner: the model's detokenizer.
+    form: the family's.
+    calls: Harmony's messages to functions are written as CALL_BEGIN, recipient, CALL_MESSAGE and text.
+    thinks: the prompt has begun the section.
     """
 
     def __init__(self, inner: "Detokenizer", form: ThinkingForm, *, calls: bool = False, thinks: bool = False) -> None:

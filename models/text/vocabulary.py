@@ -137,8 +137,10 @@ def merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> Iterator
 def _tokens_along(codes: Places, first: Places, lengths: Places, *, step: int) -> Places:
     """Return, for each character of a text of tokens, which token the part of its own token up to there is; -1: none.
 
-    codes: the text's characters. first: the place where each token begins, or with step -1 its last character, from
-    where the parts grow to the left. lengths: of the tokens.
+    codes: the text's characters.
+    first: the index where each token begins, or with step -1 its last character, from where the parts grow to the left.
+    lengths: of the tokens.
+    step: 1 or -1, from a part to the next longer one.
     """
     tokens = np.full(len(codes), -1)
     longer = np.flatnonzero(lengths)  # the tokens of at least `length` characters

@@ -52,7 +52,10 @@ def decode_step(
 ) -> mx.array:
     """Run one pass over tokens (N,); `rows` of them choose the next token each -> (rows,), not yet computed.
 
-    rows: the first so many, or these. keep: called with the output of the layers (1, N, E).
+    kv_pass: the cache entries of the tokens' sequences.
+    sample: chooses tokens from logits.
+    rows: the first so many, or these.
+    keep: called with the output of the layers (1, N, E).
     """
     x = network.embed(tokens[None])  #          1. embedding  (1, N, E)
     x = network.layers(x, kv_pass)  #           2. layers, each with 3. attention over the whole KV cache  (1, N, E)

@@ -165,8 +165,8 @@ def _trim_heap() -> None:
 def wired(weight_bytes: int, kv_bytes: int, host: Machine | None = None) -> Iterator[int]:
     """Wire weights and K/V on a Mac's GPU during the block; yields the limit set, 0 if none.
 
-    Applies to weights above half of the recommended working set; the limit is at most three quarters of it.
-    HEADRACE_WIRED=0 disables it. Needs macOS 15.
+    Smaller weights than _WIRED_FROM of the recommended working set are not wired. HEADRACE_WIRED=0 disables it. Needs
+    macOS 15.
     """
     limit = _wired_limit(weight_bytes, kv_bytes, host or machine())
     if not limit:
@@ -209,7 +209,11 @@ def _wired_limit(weight_bytes: int, kv_bytes: int, host: Machine) -> int:
 
 
 def _fit_hint(room: int, fitting: int) -> str:
-    """Return a hint for a model that does not fit. room: bytes for K/V. fitting: see `check_fits`."""
+    """Return a hint for a model that does not fit.
+
+    room: bytes that are left for K/V.
+    fitting: see `check_fits`.
+    """
     if room <= 0:
         return "the weights alone are too large: choose a smaller model or fewer bits, or close other programs"
     if fitting:

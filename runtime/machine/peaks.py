@@ -64,7 +64,11 @@ class Peak(Struct, frozen=True):
 
 
 def summarise(rates: Sequence[float], *, pass_bytes: int, method: str, source: str, busy: bool = False) -> Peak:
-    """Return passes made just now as one measurement. rates: bytes per second, at least one. busy: see `Peak`.
+    """Return passes made just now as one measurement.
+
+    rates: bytes per second of each pass, at least one.
+    pass_bytes: bytes that a pass reads.
+    method, source, busy: see `Peak`.
 
     The best pass is no ceiling: on virtual machines single passes can reach nearly twice the sustained rate.
     """

@@ -37,7 +37,8 @@ class Readings(Struct, frozen=True):
     temperature_c: of the hottest CPU core, or the GPU.
     gpu_share: part of the time that the GPU worked, 0 to 1.
     gpu_memory_used, gpu_memory_total: by all programs.
-    joules: a counter that grows from any start and may begin anew. energy_parts: the parts of the machine it covers.
+    joules: a counter that grows from any start and may begin anew.
+    energy_parts: the parts of the machine that it covers.
     """
 
     power_w: float | None = None
@@ -70,7 +71,12 @@ def sensors(backend: str, clock: Callable[[], float] = time.monotonic) -> Sensor
 
 
 def linux(hwmon: Path, rapl: Path, clock: Callable[[], float], read: ReadFile = read_file) -> Sensors:
-    """Return sensors for the hottest CPU temperature and, if readable, the energy of CPU packages and memory."""
+    """Return sensors for the hottest CPU temperature and, if readable, the energy of CPU packages and memory.
+
+    hwmon, rapl: folders of the system's thermometers and energy counters.
+    clock: seconds, for power.
+    read: returns a file's text; "" if it cannot be read.
+    """
     # Files are looked for once; a reading reads them.
     thermometers = _thermometers(hwmon, read)
     counters = _rapl_counters(rapl, read)
@@ -86,7 +92,7 @@ def linux(hwmon: Path, rapl: Path, clock: Callable[[], float], read: ReadFile = 
         if microjoules and all(text.isdigit() for text in microjoules):
             joules = sum(map(int, microjoules)) / 1e6
         return Readings(
-            power_w=power.of(joules), temperature_c=max(celsius, default=None), joules=joules, energy_parts=parts
+            power_w=power.watts(joules), temperature_c=max(celsius, default=None), joules=joules, energy_parts=parts
         )
 
     return read_all
@@ -111,7 +117,7 @@ def apple(clock: Callable[[], float], paths: darwin.Libraries = darwin.LIBRARIES
         if statistics is not None:
             share, used = statistics.read()
         return Readings(
-            power_w=power.of(joules),
+            power_w=power.watts(joules),
             gpu_share=share,
             gpu_memory_used=used,
             joules=joules,
@@ -156,8 +162,11 @@ class _Rate:
         self._clock = clock
         self._last: tuple[float, float] | None = None  # time, joules
 
-    def of(self, joules: float | None) -> float | None:
-        """Return watts since the last call; None at the first, and after a counter reset."""
+    def watts(self, joules: float | None) -> float | None:
+        """Return the mean power since the last call; None at the first, and after the counter began anew.
+
+        joules: the counter now; None if it cannot be read.
+        """
         now = self._clock()
         last = self._last
         self._last = None

@@ -250,7 +250,11 @@ def step_cost(
 ) -> StepCost:
     """Return the cost of a step that reads these matrices. Prefill skips the output projection and late matrices.
 
-    vector_bytes: of norms and other small weights. attention_flops: per visible cache entry in one layer.
+    matrices: all projections of the network.
+    vector_bytes: of norms and other small weights.
+    kv: the K/V of all layers.
+    attention_flops: per visible cache entry in one layer.
+    state_bytes: of a sequence's recurrent state.
     """
     late = [matrix.left_out for matrix in matrices]
     parts = Counter[str]()
@@ -319,7 +323,7 @@ def visible_by_all(entries: int, rows: int, window: int | None) -> int:
 
 
 class StepLimit(Struct, frozen=True):
-    """The limit of a step. seconds: least time of it. roof: what takes that long."""
+    """The least time of a step, and the part of the machine that needs it."""
 
     seconds: float
     roof: Roof
@@ -330,7 +334,7 @@ def step_limit(
 ) -> StepLimit:
     """Return the limit of a step that moves `nbytes` and computes `flops`.
 
-    flops_per_second: of the machine; None if unknown: then arithmetic limits nothing.
+    bytes_per_second, flops_per_second: of the machine. Without the latter, arithmetic limits nothing.
     """
     reading_s = nbytes / bytes_per_second
     computing_s = 0.0

@@ -45,9 +45,14 @@ def launch(
     strided: bool = False,
     **options: object,
 ) -> list[mx.array]:
-    """Queue a kernel. outputs: shape and dtype by name. options: grid, threadgroup, template.
+    """Queue a kernel, and return its outputs.
 
+    name: of the kernel.
+    source: the body of its function, in Metal.
+    inputs: arrays by their names in the source.
+    outputs: shape and dtype by name.
     strided: the source reads by strides; else MLX copies inputs that are not contiguous.
+    options: grid, threadgroup and template of `mx.fast.metal_kernel`.
     """
     kernel = kernel_of(name, source, tuple(inputs), tuple(outputs), strided)
     shapes, dtypes = zip(*outputs.values(), strict=True)
@@ -59,7 +64,7 @@ def launch(
 
 @lru_cache(maxsize=256)
 def kernel_of(name: str, source: str, inputs: tuple[str, ...], outputs: tuple[str, ...], strided: bool) -> Any:
-    """Return MLX's kernel for a source. inputs, outputs: names. strided: see `launch`."""
+    """Return MLX's kernel for a source, compiled once. inputs and outputs are names; for all else see `launch`."""
     return mx.fast.metal_kernel(
         name=name, input_names=inputs, output_names=outputs, source=source, ensure_row_contiguous=not strided
     )

@@ -207,7 +207,7 @@ def read_together() -> Iterator[None]:
     finally:
         _waiting.reset(token)
     matrices = [weight.matrix for weight in waiting if weight.matrix is not None]
-    while matrices:
+    while matrices:  # `fill` returns after 0.1 s, with the number that it has read: Ctrl-C is seen in between
         del matrices[: kernels.fill(matrices)]
     for weight in waiting:
         for name in ("data", "scales", "biases", "bias"):
@@ -539,8 +539,12 @@ def fuse(
 ) -> LayersNode | None:
     """Return the layers as one node, which saves graph overhead; None if a layer is not supported as a whole.
 
+    layers: successive ones.
+    eps: of all norms.
+    activation: of all feed-forwards.
     rounding: bits of the rounded activations of a prompt's rows, 16 or 8. Those of decode rows, mixers and experts have
-    16. peer: the rank that has the other part of each layer.
+        16.
+    peer: the rank that has the other part of each layer; None: this one has all.
     """
     plans = []
     for layer in layers:

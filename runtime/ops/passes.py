@@ -90,7 +90,9 @@ class KVGroup(Struct, eq=False):
 class KVStore:
     """The K/V of all sequences, by layer groups.
 
-    kinds: of each layer, None without K/V of its own. sources: for each layer the one whose K/V it reads; (): its own.
+    kinds: of each layer, None without K/V of its own.
+    kv: the format.
+    sources: for each layer the one whose K/V it reads; (): each reads its own.
     """
 
     def __init__(self, kinds: Sequence[KVKind | None], kv: KVFormat, sources: Sequence[int] = ()) -> None:

@@ -70,7 +70,8 @@ def mix_pass(
 def _mix(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.array]:
     """Mix one sequence's tokens. Returns the mixed tokens (1, T, Hv * Dv) and the new state, flat like the old one.
 
-    x: (1, T, projected). state: flat, the convolution's newest inputs, then that of the recurrence.
+    x: (1, T, projected).
+    state: flat, the convolution's newest inputs, then that of the recurrence.
 
     In three stages: convolve, compute the step, run the recurrence with its decay and gate.
     - "conv" has the first stage only, with a gate before and after it, or with SiLU or nothing after it.

@@ -84,7 +84,11 @@ class Group:
 
     @classmethod
     def join(cls, address: str, backend: str = "ring", others: str = "the other ranks") -> "Group":
-        """Connect to the other ranks, which MLX_RANK and MLX_HOSTFILE name. others: their names. address: rank 0's.
+        """Connect to the other ranks, which MLX_RANK and MLX_HOSTFILE name.
+
+        address: rank 0's.
+        backend: of MLX's collectives.
+        others: names of the other ranks, for the message.
 
         Ends the process, with a line on standard error, if that takes more than JOIN_S. Raises EngineError.
         """

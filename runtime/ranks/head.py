@@ -119,7 +119,11 @@ class FollowerHead:
         self._newest: mx.array  # hidden states (1, T, E)
 
     def acquire(self, number: int, limit: int) -> None:
-        """Make the cache of a sequence. number: rank 0's. limit: entries at most."""
+        """Make the cache of a sequence.
+
+        number: as rank 0 counts its caches.
+        limit: entries at most.
+        """
         backend = self._head.kv_backend(KVOptions(limit))
         self._caches[number] = _HeadCache(backend, backend.acquire(()))
 

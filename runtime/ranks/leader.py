@@ -169,7 +169,10 @@ class Leader:
 class LeaderNetwork:
     """A network of one rank's part, whose passes the followers repeat. All else is the network's own.
 
-    kv_memory: bytes of this rank's K/V for which every rank has memory. staged: the ranks are a pipeline.
+    network: of this rank's part.
+    leader: sends passes to the followers.
+    kv_memory: bytes of this rank's K/V for which every rank has memory.
+    staged: the ranks are a pipeline.
     """
 
     def __init__(self, network: Network, leader: Leader, kv_memory: int, *, staged: bool) -> None:

@@ -164,7 +164,12 @@ class Controller:
         self.passes = 0  # with draft tokens
 
     def record(self, sequences: int, count: int, seconds: float, *, ahead: bool, context: int = 0) -> None:
-        """Record a decode pass with `count` draft tokens. ahead: it was queued before the one before it was done."""
+        """Record a decode pass.
+
+        count: its draft tokens, of all sequences.
+        seconds: its duration.
+        ahead: it was queued before the one before it was done.
+        """
         curve = self._curve(sequences, context)
         if self._before is not None:
             before, before_count, before_s = self._before
@@ -179,8 +184,9 @@ class Controller:
             curve.record_plain(seconds)
 
     def pays(self, sequences: int, chance: float, cost_s: float = 0.0, *, context: int = 0) -> bool:
-        """Return whether draft tokens of at most this acceptance chance can pay; a likely one that cannot is counted.
+        """Return whether draft tokens can pay; likely ones that cannot are counted.
 
+        chance: their acceptance chance, at most.
         cost_s: see `Proposer`.
         """
         curve = self._curve(sequences, context)
@@ -201,8 +207,8 @@ class Controller:
     ) -> list[int]:
         """Return the number of draft tokens of each sequence.
 
-        chances: for each sequence, the cumulative acceptance chances of its draft tokens in order. costs_s: seconds
-        to propose one, for each sequence; none if proposals are free.
+        chances: for each sequence, the cumulative acceptance chances of its draft tokens in order.
+        costs_s: seconds to propose one, for each sequence; none if proposals are free.
         """
         sequences = len(chances)
         counts = [0] * sequences
@@ -240,7 +246,11 @@ class Controller:
         return counts
 
     def gain(self, sequences: int, chances: Sequence[float], cost_s: float = 0.0, *, context: int = 0) -> float:
-        """Return the best gain in tokens per second if each of these sequences has draft tokens of such chances."""
+        """Return the best gain in tokens per second if each of these sequences has draft tokens of such chances.
+
+        chances: cumulative acceptance chances of a sequence's draft tokens, in order.
+        cost_s: see `Proposer`.
+        """
         curve = self._curve(sequences, context)
         tokens = 1.0
         best = 0.0
@@ -269,13 +279,13 @@ class Controller:
 
     def _curve(self, sequences: int, context: int) -> _Curve:
         """Return the curve of such passes. A new one starts from those of the nearest contexts, as if measured once."""
-        own_size = size_class(context)
-        key = sequences, own_size
+        wanted_size = size_class(context)
+        key = sequences, wanted_size
         if key not in self._curves:
             costs: list[tuple[int, int, float, int]] = []  # distance of sizes, draft tokens, r, passes
             for (num_sequences, count, size), (ratio, passes) in {**self._stored, **self.measured}.items():
                 if num_sequences == sequences:
-                    costs.append((abs(size - own_size), count, ratio, passes))
+                    costs.append((abs(size - wanted_size), count, ratio, passes))
             costs.sort(key=lambda cost: cost[0], reverse=True)
             known: dict[int, tuple[float, int]] = {}
             for distance, count, ratio, passes in costs:  # the nearest contexts come last, and replace others

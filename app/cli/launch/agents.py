@@ -63,7 +63,12 @@ class AgentSetup(Struct, frozen=True):
 
 
 class Agent(Struct, frozen=True):
-    """A coding agent. program: its command. install: the command that installs it."""
+    """A coding agent.
+
+    program: its command.
+    install: the command that installs it.
+    setup: returns what it is started with.
+    """
 
     program: str
     install: str

@@ -158,7 +158,8 @@ def bars(values: Sequence[float], top: float, width: int, height: int) -> list[s
 def dotted(rows: Sequence[str], height: int, every: int) -> list[str]:
     """Draw a level dotted line through a drawing, `height` dots above its lowest; it inverts the dots it crosses.
 
-    rows: lines of the drawing, top first. every: 2 or 4, the distance of the dots.
+    rows: lines of the drawing, top first.
+    every: 2 or 4, the distance of the dots.
     """
     line = len(rows) - 1 - height // 4
     if not 0 <= line < len(rows):

@@ -77,7 +77,12 @@ class RooflineSection(Section):
 
 
 class _PointStyle(NamedTuple):
-    """The look of a point. sign: a character. style: its colour. name: in the legend."""
+    """The look of a point.
+
+    sign: a character.
+    style: its colour.
+    name: in the legend.
+    """
 
     sign: str
     style: str

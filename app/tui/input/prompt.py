@@ -55,7 +55,8 @@ class Prompt(Area):
     class Sent(Event):
         """Enter was pressed; the prompt is empty again.
 
-        text: whole, with pastes. typed: as it stood there, for `restore`.
+        text: whole, with pastes.
+        typed: as it stood there, for `restore`.
         """
 
         text: str

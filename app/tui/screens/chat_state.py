@@ -65,7 +65,13 @@ class ChatState:
         settings: Settings,
         second_engine: Callable[[], ChatEngine],
     ) -> None:
-        """conversation: the first one. second_engine: makes the engine of a second model."""
+        """Begin with a conversation.
+
+        app: for messages to the user.
+        conversation: the first one.
+        settings: of the user.
+        second_engine: makes the engine of a second model.
+        """
         self._app = app
         self.engine = conversation.engine
         self.store = conversation.store

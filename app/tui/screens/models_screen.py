@@ -107,7 +107,8 @@ class ModelRow(Struct, frozen=True):
 def model_rows(card: ModelCard | None, machine: MachineFacts) -> list[ModelRow]:
     """Return installed models, then the rest of the catalog. Reads files: call it in a thread.
 
-    card: the loaded model's. machine: its bandwidth and arithmetic are measured after the first load.
+    card: of the loaded model.
+    machine: its bandwidth and arithmetic are measured after the first load.
     """
     from headrace.app.model_info.kv_fits import fits_text
     from headrace.app.model_info.model_report import overview

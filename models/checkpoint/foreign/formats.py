@@ -324,6 +324,9 @@ def _matrix(
 ) -> ForeignMatrix:
     """Return a matrix of packed integers.
 
+    layout: of the words.
+    shape: of the matrix, as the network has it.
+    parts: tensors by role.
     stored, group: bits and columns that share a scale, in the file.
     affine: columns that share a scale in MLX's groups, which then represent it exactly; None: it is requantized.
     """
@@ -356,7 +359,9 @@ def _check(
     """Raise CheckpointError for parts of the wrong type or shape, and columns that do not divide into the groups.
 
     parts: tensors by role.
+    tensors: all headers.
     wanted: shapes by role.
+    columns, groups: of the matrix, and of each row's columns that share a scale.
     """
     for role, name in parts.items():
         info = tensors[name]

@@ -85,7 +85,11 @@ class _SchemaRewriter:
     """Schemas of one document. path: a JSON pointer."""
 
     def __init__(self, closes: bool, masks_spell_keys: bool) -> None:
-        """closes: objects have the properties that are named. masks_spell_keys: see `schema_text`."""
+        """Choose the rules of objects.
+
+        closes: objects have the properties that are named, and no others.
+        masks_spell_keys: see `schema_text`.
+        """
         self._closes = closes
         self._stays_open = masks_spell_keys and not closes
 

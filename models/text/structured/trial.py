@@ -31,7 +31,12 @@ class Trial:
     """The process for one vocabulary, started with the first grammar. Where none can run, every grammar passes."""
 
     def __init__(self, size: int, controls: Mapping[int, bytes], ends: list[int]) -> None:
-        """size: of the vocabulary. controls: bytes of its control tokens by id. ends: those that end a turn."""
+        """Describe the vocabulary to the process.
+
+        size: number of tokens.
+        controls: bytes of control tokens by id.
+        ends: ids of the tokens that end a turn.
+        """
         named = {index: text.decode("latin-1") for index, text in controls.items()}
         self._vocabulary = json.dumps({"size": size, "controls": list(named.items()), "ends": ends}).encode()
         self._worker: Worker | None = None

@@ -101,7 +101,8 @@ _MAX_REFERENCES = 20  # from schema to schema
 def kinds_of(schema: object, document: Mapping[str, object], depth: int = 0) -> frozenset[str]:
     """Return the types that a value of a schema may have, all if it tells none.
 
-    document: the schema that references point into. depth: of references and choices so far.
+    document: the schema that references point into.
+    depth: of references and choices so far.
     """
     if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
         return KINDS
@@ -157,7 +158,8 @@ def referenced(reference: str, document: Mapping[str, object]) -> object:
 def part_of(schema: object, name: str | None, document: Mapping[str, object], depth: int = 0) -> object:
     """Return the schema of a property, or of a list's items if `name` is None; None if the schema tells nothing.
 
-    document: the schema that references point into. depth: of references and choices so far.
+    document: the schema that references point into.
+    depth: of references and choices so far.
     """
     if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
         return None

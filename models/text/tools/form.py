@@ -26,7 +26,8 @@ class MarkupTokens:
     def __init__(self, texts: Sequence[str], id_of: Callable[[str], int | None], special: frozenset[int]) -> None:
         """texts: the markup. Texts that are no special tokens of the vocabulary stand for themselves.
 
-        id_of: returns a token's id; None if there is none. special: ids of tokens that the detokenizer drops.
+        id_of: returns a token's id; None if there is none.
+        special: ids of tokens that the detokenizer drops.
         """
         ids = {text: index for text in texts if (index := id_of(text)) is not None and index in special}
         self._characters = {text: chr(_FIRST + number) for number, text in enumerate(ids)}
@@ -131,7 +132,11 @@ def ordered_rules(name: str, written: Mapping[str, str], required: Container[str
 
     Each rule names those of the next parameter; the rules after the last are empty. So their number grows with the
     parameters, not with the sets of them that may be left out.
-    written: Lark of each parameter, by its name in this order. separator: text between two.
+
+    name: part of the names of these rules.
+    written: Lark of each parameter, by its name in this order.
+    required: names of the parameters that may not be left out.
+    separator: Lark between two.
     """
     rules: list[str] = []
     for index, (parameter, lark) in enumerate(written.items()):

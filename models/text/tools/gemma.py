@@ -27,7 +27,12 @@ _PLAIN = re.compile(r"[^,{}\[\]]+")
 
 
 class Gemma(ToolForm):
-    """See `ToolForm`. tools: by name. markup: MARKUP or OLDER."""
+    """See `ToolForm`.
+
+    marks: tokens of the markup.
+    tools: by name.
+    markup: MARKUP or OLDER.
+    """
 
     separator = ""
 

@@ -53,7 +53,13 @@ class Llama(ToolForm):
         *,
         writes_lists: bool = False,
     ) -> None:
-        """tools: by name. tags: around calls, where there are any. writes_lists: forced calls are a Python list."""
+        """See `ToolForm`.
+
+        marks: tokens of the markup.
+        tools: by name.
+        tags: around calls, where there are any.
+        writes_lists: forced calls are a Python list.
+        """
         self._tags = tags
         self._begin, self._end = map(marks, tags)
         self.begins: Sequence[str] = (self._begin,)

@@ -79,7 +79,8 @@ class Nested(ToolForm):
     ) -> tuple[list[tuple[str, object]], int]:
         """Return the tags at `position` with their values, and the position after them.
 
-        schema: of the object or the list that they are. document: the schema that references point into.
+        schema: of the object or the list that they are.
+        document: the schema that references point into.
         """
         pairs: list[tuple[str, object]] = []
         while (tag := self._tag.match(text, position)) is not None:

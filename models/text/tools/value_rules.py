@@ -106,7 +106,10 @@ class ValueRules(ABC):
     def pairs(self, name: str, properties: Schema, required: Container[str], depth: int) -> str:
         """Add the rules of an object's pairs; return the name of the rule of all pairs.
 
-        name: part of the names of these rules, see the module. depth: of the object's values.
+        name: part of the names of these rules, see the module.
+        properties: schemas by key.
+        required: keys that every object has.
+        depth: of the object's values.
         """
         written: dict[str, str] = {}
         for index, (key, schema) in enumerate(self.order(properties).items()):

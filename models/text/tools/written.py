@@ -85,7 +85,10 @@ def _learn_tagged(write: Write, begin: str, rest: str, two: str | None) -> Marku
                                                 VALUE value_end key_begin KEY        between two arguments
         begin NAME middle_if_empty end                                               without arguments
 
-    begin: before the name. rest: of a call with one argument, after the name. two: two calls.
+    write: writes calls by the model's template.
+    begin: text before the name.
+    rest: of a call with one argument, the text after the name.
+    two: the text of two calls; None if the template refuses them.
     """
     key = KEYS[0]
     value = VALUES[0]

@@ -254,7 +254,10 @@ class LlamaCpp:
 def trim_sequence(library: Any, memory: Any, sequence: int, length: int) -> int:
     """Remove the entries past `length` of a sequence, and return how many stay: 0 with recurrent state.
 
-    memory: of a context. sequence: its number there.
+    library: llama.cpp's functions.
+    memory: of a context.
+    sequence: its number there.
+    length: entries to keep.
     """
     if library.llama_memory_seq_rm(memory, sequence, length, -1):
         return length
