@@ -35,7 +35,7 @@ class RepetitionDetector:
         if len(self._tail) < self._check_at:
             return
         self.repeats = period(self._tail) is not None
-        del self._tail[: -(REPEATED + LONGEST_PERIOD)]
+        del self._tail[: -(REPEATED + LONGEST_PERIOD)]  # as much as the next check needs
         self._check_at = len(self._tail) + _BETWEEN
 
 

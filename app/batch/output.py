@@ -161,7 +161,7 @@ class ResultFile:
                 partial.replace(self._path)
                 with contextlib.suppress(OSError):
                     sync_folder(self._path.parent)
-            except BaseException:
+            except BaseException:  # Ctrl-C, too: the results so far stay in the file as it was
                 new.close()
                 with contextlib.suppress(OSError):
                     partial.unlink()

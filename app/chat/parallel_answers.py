@@ -326,5 +326,5 @@ class ParallelAnswers(ABC):
             branch.reload(leaf)
         except DeletedError as error:
             self._conversation.notice = str(error)
-            with suppress(DeletedError):
+            with suppress(DeletedError):  # the session may be gone, too
                 branch.reload(self._store.session(branch.session.id).active_leaf)

@@ -41,7 +41,7 @@ def answer_options(command: CommandFunction) -> CommandFunction:
         return command(options=read_options(given), **arguments)
 
     decorated: CommandFunction = with_options
-    for name in reversed(list(OPTIONS)):
+    for name in reversed(list(OPTIONS)):  # of click's decorators the one applied last comes first in the help
         decorated = answer_option(name)(decorated)
     return decorated
 

@@ -57,7 +57,7 @@ class EngineLink(Channel[EngineCommand, Event]):
             self._socket.close()
             raise
         finally:
-            theirs.close()
+            theirs.close()  # the child has a copy; with ours open, its end would not close the connection
             os.close(log)
         self._unread: list[Event] = []  # events received by `kill`
         self._exit_told = False  # by a Died, or by `kill`
@@ -91,7 +91,7 @@ class EngineLink(Channel[EngineCommand, Event]):
             self.flush()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, deadline - time.monotonic()))
-        self.kill()
+        self.kill()  # if it still runs; else this reaps it
 
     def kill(self) -> None:
         """Kill the process, without a Died, and wait for its end; `drain` still returns its events."""

@@ -287,7 +287,7 @@ class Server:
         end = time.monotonic() + seconds
         if self._host is not None:
             self._host.idle.write_disk_cache(lambda: time.monotonic() > end)
-        os._exit(0)
+        os._exit(0)  # at once: tearing down MLX and Python takes a while, and nothing is left to save
 
 
 def _failed(generation: int | None, error: BaseException) -> Failed:

@@ -68,7 +68,7 @@ class Channel(Generic[Sent, Received]):
         flags = 0 if waits else socket.MSG_DONTWAIT
         try:
             while self._outgoing:
-                del self._outgoing[: self._socket.send(self._outgoing, flags)]
+                del self._outgoing[: self._socket.send(self._outgoing, flags)]  # `send` may take a part only
         except BlockingIOError:
             pass  # sent by the next call
         except OSError:
@@ -101,7 +101,7 @@ class Channel(Generic[Sent, Received]):
                 self.is_garbled = True
                 self.end()
             start = end
-        del self._incoming[:start]
+        del self._incoming[:start]  # the beginning of a message stays until the rest has come
         return messages
 
     def end(self) -> None:

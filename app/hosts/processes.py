@@ -193,7 +193,9 @@ class RankProcess:
         """Take heartbeats, of which the first has the process's id, and the report; answer each once it has orders."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            with suppress(ValueError, RecursionError, TypeError):
+            with suppress(
+                ValueError, RecursionError, TypeError
+            ):  # a line of another program, such as a shell's greeting
                 if not isinstance(document := json.loads(line), dict):
                     continue
                 self._last_line_at = time.monotonic()

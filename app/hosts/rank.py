@@ -119,7 +119,7 @@ def _watch_input(go: threading.Event) -> None:
         if "go" in json.loads(line):
             go.set()
         signal.alarm(0 if go.is_set() else _SILENCE_S)
-    os._exit(1)
+    os._exit(1)  # another thread may wait in a collective, which nothing interrupts
 
 
 if __name__ == "__main__":

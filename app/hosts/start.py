@@ -168,7 +168,7 @@ class Ranks:
             if self._closed:
                 return
             self._closed = True
-            with suppress(Exception):
+            with suppress(Exception):  # the connection may be broken; the processes are ended in any case
                 self.leader.close()
             end_all(self.processes, grace_s=grace_s)
 

@@ -93,7 +93,7 @@ async def answer(
                 form.take(*first)
                 first = None if answering.over else await answering.next()
             return DocumentResponse(form.document(), headers=headers)
-    except BaseException:
+    except BaseException:  # a cancelled task, too: its client is gone, so the answer ends
         answering.leave()
         raise
     return StreamResponse(_pieces(answering, form, first, keep_alive_s), answering.leave, headers)
@@ -173,7 +173,7 @@ class StreamResponse(Response):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(headers={**_HEADERS, **(headers or {})})
-        del self.headers["content-length"]
+        del self.headers["content-length"]  # starlette sets that of an empty body; a stream has none
         self._pieces = pieces
         self._leave = leave
 

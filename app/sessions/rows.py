@@ -152,7 +152,7 @@ def readable_sessions(db: Database) -> list[SessionEntry]:
     )
     entries: list[SessionEntry] = []
     for row in counts:
-        with suppress(SessionError):
+        with suppress(SessionError):  # one at a time, so that a damaged page hides its own rows alone
             for session in db.rows("SELECT * FROM sessions WHERE id = ?", row["session_id"]):
                 entries.append(SessionEntry(session_of(session), row["messages"]))
     return sorted(entries, key=lambda entry: -entry.session.updated_at)

@@ -61,7 +61,7 @@ class Trace(Struct):
 def _rows(entries: mx.array) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return the bytes (n, ...) of entries (L, 2, Hkv, n, D), one row each."""
     rows = mx.contiguous(mx.moveaxis(entries, 3, 0)).reshape(entries.shape[3], -1)
-    return np.array(rows.view(mx.uint8))
+    return np.array(rows.view(mx.uint8))  # bytes: NumPy has no bfloat16
 
 
 class Flip(Struct, frozen=True):

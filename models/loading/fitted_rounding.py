@@ -62,7 +62,7 @@ def dequantized(weight: Weight, dtype: mx.Dtype) -> mx.array:
 def squared_error(matrix: mx.array, groups: Groups, importance: mx.array | None = None) -> float:
     """Return the squared error of rounding the matrix, estimated from evenly spaced rows."""
     flat, importance_of = _flat(matrix, importance)
-    sample = slice(None, None, -(-matrix.size // _SAMPLE))
+    sample = slice(None, None, -(-matrix.size // _SAMPLE))  # every n-th row, n rounded up
     rows = flat[sample]
     of_rows = importance_of(sample)
     if groups.mode == "affine":
@@ -118,7 +118,7 @@ def _affine(matrix: mx.array, groups: Groups, importance: mx.array | None) -> tu
         margin = (highest - lowest) * (1 - span) / 2
         tried = _fitted(weights, counts, lowest + margin, highest - margin, groups.bits, dtype)
         best = tried if best is None else _smaller_error(best, tried)
-        mx.eval(best)
+        mx.eval(best)  # or the attempts of all spans would be in memory at once
     assert best is not None
 
     # The layout of MLX's storage.

@@ -61,7 +61,7 @@ class _InputRecorder:
         tokens = self.tokens.get(key, mx.zeros((experts,)))
         self.sums[key] = sums.at[chosen].add(squares)
         self.tokens[key] = tokens.at[chosen].add(1.0)
-        mx.eval(self.sums[key], self.tokens[key])
+        mx.eval(self.sums[key], self.tokens[key])  # or every pass would stay in memory, for a sum that is made later
         return self._ops.expert_linear(x, indices, stack, experts)
 
     def importance(self, weight: Weight) -> mx.array | None:

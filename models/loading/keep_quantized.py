@@ -100,7 +100,7 @@ def _write_weights(
             made = {called: array}
             if name not in scoring and _is_matrix(array, called, kind):
                 made = matrix_tensors(called.removesuffix(".weight"), kind.apply(array))
-            mx.eval(list(made.values()))
+            mx.eval(list(made.values()))  # so that the stored array is freed before the next one is read
             written |= made
             done += checkpoint.tensors[name].nbytes
             progress("quantizing", done, total)

@@ -3,6 +3,8 @@
 Each function names the class of mlx-lm 0.32 (`mlx_lm/models/NAME.py`) by its row in `FIXES`, and what that class does
 otherwise. A row goes when its class does so no more; docs/workarounds.md lists them all.
 
+A loaded model is corrected in place: its modules get a subclass of their class (`__class__`), and keep their weights.
+
 Guard: tests/models/mlx_lm/test_fixes.py.
 """
 

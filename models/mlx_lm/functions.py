@@ -131,7 +131,7 @@ class KernelFunctions:
 def _module(stock: ModuleType, **replaced: object) -> ModuleType:
     """Return a copy of a module with some of its members replaced."""
     copied = ModuleType(stock.__name__)
-    copied.__dict__.update(vars(stock), **replaced)
+    copied.__dict__.update(vars(stock), **replaced)  # the stock module stays as it is, for other models
     return copied
 
 

@@ -170,7 +170,7 @@ class MlxLmNetwork:
             cache.restart(self._fresh_parts())
             for piece in again:
                 self._model(piece, cache=cache.parts)
-                mx.eval(cache.arrays)
+                mx.eval(cache.arrays)  # piece by piece, as a prefill is: its working memory is bounded
         return cache.parts
 
     def logits(self, x: mx.array) -> mx.array:

@@ -253,7 +253,7 @@ class Decoder:
             looked_up += self._inputs.table.arrays
         if self._positions is not None:
             looked_up += self._positions.arrays
-        for array in looked_up:
+        for array in looked_up:  # a step reads a row of them
             del read[id(array)]
         nbytes = sum(array.nbytes for array in read.values())
 

@@ -229,6 +229,7 @@ class Parameters:
             plain = mx.dequantize(
                 first.data, first.scales, first.biases, first.group_size, first.bits, mode=first.mode
             ).astype(mx.float16)
+        # A transposed matrix cannot stay quantized: its groups would lie along the other axis.
         turned = Weight(mx.contiguous(plain.swapaxes(1, 2)))
         return self._prepared(turned, {names[0]: above.rows}), self._prepared(second, {names[1]: below.rows})
 

@@ -241,11 +241,11 @@ def query_range(heads: range, total: int, count: int) -> range:
 
 def kv_range(heads: range, total: int, kv_heads: int) -> range:
     """Return the K/V heads that query heads read. Raises UsageError if they are not all heads of those."""
-    each = total // kv_heads
-    own_heads = range(heads.start // each, -(-heads.stop // each))
-    if len(own_heads) > 1 and (heads.start % each or heads.stop % each):
+    group = total // kv_heads  # query heads of a K/V head
+    read = range(heads.start // group, -(-heads.stop // group))  # the end rounded up
+    if len(read) > 1 and (heads.start % group or heads.stop % group):
         raise UsageError(f"tensor parallel: {total} heads with {kv_heads} K/V heads cannot be divided so", _HINT)
-    return own_heads
+    return read
 
 
 def mixer_ranges(mixer: MixerConfig, split: Split, unit: int) -> list[range]:

@@ -99,7 +99,7 @@ class BackgroundCheck:
 
 def _lower_priority() -> None:
     """Give this thread idle CPU and I/O priority, if the system allows it."""
-    with suppress(OSError, AttributeError):
+    with suppress(OSError, AttributeError):  # a system that allows neither: the check runs all the same
         if hasattr(os, "sched_setscheduler"):
             os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
         else:

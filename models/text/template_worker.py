@@ -93,7 +93,7 @@ def main() -> None:
             address_space.limit(job.memory)
             answer = _answer(job, variables)
         except MemoryError:
-            os._exit(OUT_OF_MEMORY)
+            os._exit(OUT_OF_MEMORY)  # at once: an orderly exit may need memory
         signal.setitimer(signal.ITIMER_PROF, 0)
         address_space.limit(0)
         send_answer(answer)

@@ -293,7 +293,7 @@ def check_charsmap(data: bytes) -> None:
     texts.tobytes().decode()
     begins = np.append(texts & 0xC0 != 0x80, True)  # valid targets of values: first bytes of characters, and the end
     bases = (units >> 10) << ((units & 0x200) >> 6)
-    labels = units & 0x800000FF
+    labels = units & 0x800000FF  # with bit 31, which only values have: they are no child
     seen = np.zeros(len(units), bool)
     nodes = np.array([0])
     # The trie level by level: in each round, all nodes that are as far from the root.

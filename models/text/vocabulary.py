@@ -148,6 +148,7 @@ def _tokens_along(codes: Places, first: Places, lengths: Places, *, step: int) -
     length = 1
     while len(longer):
         positions = first[longer] + step * (length - 1)
+        # A longer part is the number of the one before and a character; equal ones get one number again.
         part = np.unique(part << _CODE_BITS | codes[positions], return_inverse=True)[1]
         is_whole = lengths[longer] == length
         token_of = np.full(len(longer), -1)

@@ -155,6 +155,7 @@ def _choosing_rows(choosing: list[ScheduledChunk]) -> int | list[int]:
     # Without tokens that were fed before, every token of these chunks chooses, so the rows are the first of the pass.
     if not any(chunk.num_refed for chunk in choosing):
         return sum(chunk.count for chunk in choosing)
+    # Tokens that are fed again come first in their chunk, and choose nothing.
     ends = accumulate(chunk.count for chunk in choosing)
     return [row for chunk, end in zip(choosing, ends, strict=True) for row in range(end - chunk.rows, end)]
 

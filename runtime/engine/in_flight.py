@@ -173,7 +173,7 @@ class InFlightBatch(Struct, eq=False):
         """
         for each in self.passes:
             each.queue()
-        if appended := self._appended():
+        if appended := self._appended():  # of passes without tokens to read, which would wait for nothing
             mx.eval(appended)
         chosen: list[tuple[ScheduledChunk, list[int]]] = []
         for each in self.passes:

@@ -77,6 +77,7 @@ class ChunkBudget:
         token_s = self._token_s.median
         if step_s is None or token_s is None:
             return SMALLEST
+        # A pass may take STRETCH times as long as its decode rows alone: what is left is for tokens of prompts.
         affordable = int((STRETCH - 1) * step_s / max(token_s, 1e-9))
         return max(SMALLEST, min(self.alone.size, affordable // BUDGET_STEP * BUDGET_STEP))
 
@@ -105,7 +106,7 @@ def prefill(
         started = time.perf_counter()
         kv_pass = one_pass(kv, cache, len(chunk), output=False)
         feed(network, kv_pass, mx.array(list(chunk)))
-        mx.eval(kv_pass.arrays)
+        mx.eval(kv_pass.arrays)  # until here MLX has only built the chunk: it is computed, and timed, now
         cache.commit(len(chunk))
         done += len(chunk)
         sizer.record(len(chunk), time.perf_counter() - started)

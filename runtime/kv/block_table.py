@@ -73,7 +73,7 @@ class BlockTable(ReusableCache):
                 self._copy_shared_last(group, table)
                 while len(table) * BLOCK < end:
                     table.append(self.pool.allocate(group))
-        except BaseException:
+        except BaseException:  # a full pool, or Ctrl-C between two blocks: those of this call go back
             self._release_past(self.length)
             raise
 

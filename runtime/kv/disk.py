@@ -266,7 +266,7 @@ def load_blocks(pool: BlockPool, tokens: Sequence[int], store: DiskStore) -> int
             break
         parent = node
         loaded += 1
-    for group, number in reversed(used):
+    for group, number in reversed(used):  # the last block first, as a sequence does: it is evicted first
         pool.release(group, number)
     pool.prune(parent)
     return loaded

@@ -243,7 +243,7 @@ class BlockPool:
 
     def keep_states(self, node: PrefixNode, states: Sequence[mx.array]) -> None:
         """Keep the recurrent state after a node's last entry; old ones are dropped above MOST_STATE_BYTES."""
-        node.states = [mx.contiguous(state) for state in states]
+        node.states = [mx.contiguous(state) for state in states]  # a part of an array would keep all of it in memory
         mx.eval(node.states)
         self._stateful.pop(node, None)
         self._stateful[node] = None
@@ -255,7 +255,7 @@ class BlockPool:
 
     def states_of(self, node: PrefixNode) -> list[mx.array] | None:
         """Return the recurrent state after a node's last entry, if kept, as the most recently used one."""
-        if node in self._stateful:
+        if node in self._stateful:  # to the end of the dictionary, whose first node is dropped first
             del self._stateful[node]
             self._stateful[node] = None
         return node.states

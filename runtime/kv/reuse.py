@@ -57,7 +57,7 @@ class ReusableCache(KVCache):
         path = self._pool.lookup(tokens, answers=answers)
         try:
             length = self._load(path)
-        except BaseException:
+        except BaseException:  # Ctrl-C, too: blocks that it has taken so far go back
             self.close()
             raise
         self._nodes = [node for node, _ in path[: length // BLOCK]]  # of full blocks

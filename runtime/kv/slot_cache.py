@@ -237,7 +237,7 @@ class SlotCache(ReusableCache):
             return
         slots = mx.array([self.slot])
         self.keys, self.values = ([mx.take(layer, slots, axis=0) for layer in side] for side in self.sides)
-        mx.eval(self.keys, self.values)
+        mx.eval(self.keys, self.values)  # copied before another sequence gets the slot
         self.buffers = None
         self.slot = 0
 
@@ -324,7 +324,7 @@ class SlotCache(ReusableCache):
         except PoolFullError:
             pass
         finally:
-            for group, block in reversed(self._used):
+            for group, block in reversed(self._used):  # the last one first: see `BlockPool.release`
                 self._pool.release(group, block)
             self._used.clear()
 
@@ -393,7 +393,7 @@ class SlotCache(ReusableCache):
             for side, buffers in enumerate(self.sides):
                 rows = mx.concatenate([block[index, side] for block in blocks], axis=1)[None, :, :count]
                 buffers[layer] = self._ops.grow(rows, span.capacity)
-                mx.eval(buffers[layer])
+                mx.eval(buffers[layer])  # one at a time: all layers' copies at once would take twice the memory
 
 
 def _empty(shape: KVShape, scales: mx.Dtype, *, values: bool) -> list[mx.array]:

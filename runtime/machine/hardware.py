@@ -51,7 +51,7 @@ class Machine(Struct, frozen=True, dict=True):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle with the cached properties: another process does not look them up again."""
-        return Machine, astuple(self), self.__dict__
+        return Machine, astuple(self), self.__dict__  # a Struct's fields, and what `cached_property` has stored
 
     @cached_property
     def gpu_cores(self) -> int | None:

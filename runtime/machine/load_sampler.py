@@ -65,7 +65,7 @@ class LoadSampler:
         )
         seconds = {}
         for pid in own_pids:
-            with contextlib.suppress(psutil.Error):
+            with contextlib.suppress(psutil.Error):  # a process that has ended
                 spent = _spent(psutil.Process(pid))
                 if spent is not None:
                     seconds[pid] = spent

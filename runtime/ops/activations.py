@@ -112,7 +112,7 @@ def _xielu(x: mx.array, positive: mx.array, negative: mx.array, beta: mx.array, 
 def _numbers(curve: Curve, dtype: mx.Dtype) -> list[mx.array]:
     """Return a curve's numbers as arrays, so that one compiled kernel serves all layers."""
     numbers = [mx.array(number, dtype) for number in curve if number is not None]
-    mx.eval(numbers)
+    mx.eval(numbers)  # once; unevaluated, they would be made in every step
     return numbers
 
 

@@ -55,6 +55,8 @@ else:
 
 
 fallbacks: Counter[str] = Counter()  # reference calls by reason
+# Plans by the id of what they are made of: arrays have no cheap hash. `weakref.finalize` drops a plan with its object,
+# before the id is used again.
 _plans: "dict[int, kernels.AttentionPlan | None]" = {}  # by id(spec); None: not supported
 _mixtures: "dict[int, kernels.ExpertsPlan | None]" = {}  # by id(mixture); None: not prepared
 _mixers: "dict[int, kernels.MixerPlan]" = {}  # by id(spec)
@@ -207,7 +209,6 @@ def _own_input(layer: LayerWeights) -> "tuple[kernels.Matrix, kernels.Matrix, mx
 
 def experts_plan(m: Mixture, activation: str) -> "kernels.ExpertsPlan | None":
     """Return the plan of a mixture of experts; None if its weights were not prepared."""
-    # By identity, since arrays have no cheap hash. An entry goes with its object, before the id is used again.
     key = id(m)
     if key in _mixtures:
         return _mixtures[key]

@@ -311,7 +311,7 @@ def attend_pass(qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -
         sequence_qkv = [projected[:, part] for projected in qkv]
         end = sequence.offset + sequence.count
         first = spec.first_seen(sequence.offset) // BLOCK
-        last = -(-end // BLOCK)
+        last = -(-end // BLOCK)  # rounded up
         table = sequence.tables[group]
         if len(table) < last:
             raise ValueError("block table is too short for its sequence")
@@ -367,10 +367,10 @@ def rounded_to_bytes(x: mx.array, group: int) -> mx.array:
     size = min(group, 32)
     groups = x.reshape(-1, x.shape[-1] // size, size)  # (rows, groups, size)
     order = mx.sort(mx.abs(groups), axis=-1)
-    top = mx.maximum(order[..., -1], 1e-30)
+    top = mx.maximum(order[..., -1], 1e-30)  # not 0, which it is divided by
     second = mx.maximum(order[..., -2], 1e-30)
     runs = [top[:, i : i + 16] for i in range(0, top.shape[1], 16)]
-    ranks = [mx.argsort(mx.argsort(-run, axis=-1), axis=-1) for run in runs]
+    ranks = [mx.argsort(mx.argsort(-run, axis=-1), axis=-1) for run in runs]  # sorting the order gives each one's place
     has_outlier = mx.concatenate([rank < (rank.shape[-1] + 7) // 8 for rank in ranks], axis=1)
     peak = mx.where(has_outlier, mx.maximum(second, top / 16), top)[..., None]
     return (mx.round(groups * (127 / peak)) * (peak / 127)).reshape(x.shape)

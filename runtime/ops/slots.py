@@ -57,7 +57,7 @@ class SlotRows:
         if heads not in self._masks:
             slots, entries = self._visible.shape
             whole = mx.broadcast_to(self._visible[:, None, None], (slots, heads, 1, entries))
-            self._masks[heads] = mx.contiguous(whole)
+            self._masks[heads] = mx.contiguous(whole)  # a copy for each head count, not for each layer
         return self._masks[heads]
 
     def heads(self, count: int) -> mx.array:

@@ -189,7 +189,7 @@ class ChildProcess:
                 threads_told=threads,
                 settings=ready.settings or {},
             )
-        except BaseException:
+        except BaseException:  # Ctrl-C, too: the child would go on
             self.close()
             raise
 

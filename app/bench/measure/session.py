@@ -90,6 +90,7 @@ class BenchSession:
         began = self._clock()
         while not self._finished(self._clock() - began):
             self._round += 1
+            # Every other round backwards, so that drift within a round favours none.
             pairs = self._pairs if self._round % 2 else self._pairs[::-1]
             for done, (backend, test) in enumerate(pairs):
                 counted = len(self._pairs) * self._round + done

@@ -277,4 +277,4 @@ class Trail:
         if point is not None:
             self.points.append(point)
         if len(self.points) > self.MOST:
-            del self.points[: self.MOST // 2 : 2]
+            del self.points[: self.MOST // 2 : 2]  # every other one of the older half: the curve stays whole

@@ -318,7 +318,7 @@ class LiveMetrics:
     def _forget_derived(self) -> None:
         """Have the cached properties computed again: several sections read them in one drawing."""
         for name in ("_now", "figures", "latencies"):
-            vars(self).pop(name, None)
+            vars(self).pop(name, None)  # where `cached_property` stores its value
 
     # -- read by the view ------------------------------------------------------------------------------------------
 

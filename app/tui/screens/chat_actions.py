@@ -86,7 +86,7 @@ class ChatActions:
 
     def _run(self, action: str) -> None:
         app = self._view.screen.app
-        app.call_later(app.run_action, action)
+        app.call_later(app.run_action, action)  # after the key that sent the command: the action may change the screen
 
     def _toggle_thinking(self, _: str) -> None:
         transcript = self._view.transcript

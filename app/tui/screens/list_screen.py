@@ -56,7 +56,7 @@ class ListScreen(SingleDismissal, ModalScreen[ScreenResultType]):
         self.options.clear_options()
         self.options.add_options(options or [Option(Content.styled(nothing, "$quiet"), disabled=True)])
         self.options.highlighted = marked if options else None
-        self.call_after_refresh(self.fit)
+        self.call_after_refresh(self.fit)  # heights of new options are known then
 
     def fit(self) -> None:
         """Fit the list to its content and to the window."""

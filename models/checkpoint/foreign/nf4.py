@@ -90,6 +90,7 @@ def dequantize(matrix: ForeignMatrix, parts: "Mapping[str, mx.array]") -> "mx.ar
         values = parts["nested_table"].reshape(-1)[scales]
         scales = values * mx.repeat(parts["nested_scales"].reshape(-1), outer)[: values.size] + matrix.offset
     data = parts["data"].reshape(-1)
+    # Two codes to a byte, the upper half first. An odd number of them leaves a half unused.
     codes = mx.stack([data >> 4, data & 15], axis=-1).reshape(-1)[: prod(matrix.shape)]
     values = parts["table"].reshape(-1)[codes]
     return (values * mx.repeat(scales, matrix.stored_group)[: values.size]).reshape(matrix.shape)

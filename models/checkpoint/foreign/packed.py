@@ -28,7 +28,7 @@ def unpack(
     if matrix.layout == "packed":
         q = _open(data, bits)
         step = scales.astype(mx.float32)
-        half = 1 << (bits - 1)
+        half = 1 << (bits - 1)  # signed integers are stored with this added
         if zeros is None:
             return q, step, mx.full(step.shape, float(half))
         zero = _open(zeros.T, bits)[:, : matrix.shape[0]].T  # packed along the rows of W, last word padded
