@@ -14,6 +14,7 @@ from msgspec import Struct
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
 
+from headrace.models.text.used_merges import ID_BITS, Merges, Tokens, used_merges
 from headrace.runtime.errors import CheckpointError
 
 # Kinds of tokens.
@@ -26,8 +27,6 @@ BYTE = 6
 SPECIAL = (CONTROL, UNKNOWN)  # kinds that match on request only
 SPACE_MARK = "\u2581"  # SentencePiece's space
 _UNMERGED = (CONTROL, UNKNOWN, USER_DEFINED, UNUSED, BYTE)  # kinds that merges neither make nor take
-# Bits of a token's id, and of its rank by score: three fit a number.
-_ID_BITS = 21
 _CODE_BITS = 21  # of a character
 # The limit for all tokens together. Each character needs 100 bytes; Gemma's tokens have 1.4 million
 _MAX_CHARACTERS = 1 << 23
@@ -95,16 +94,15 @@ def add_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
 
 
 def merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> Iterator[tuple[str, str]]:
-    """Return every split of a token into two others, best token first, for tokens that plain text may contain.
+    """Return the splits of tokens into two others, best token first, for tokens that plain text may contain.
 
-    A vocabulary of 256,000 tokens has half a million splits: as many pairs at once would keep the garbage collection
-    busy, so they are made one by one.
-    Raises CheckpointError for a vocabulary beyond any in use.
+    Splits that no text uses are left out. The pairs are made one by one: hundreds of thousands at once would keep the
+    garbage collection busy. Raises CheckpointError for a vocabulary beyond any in use.
     """
     # The tokens that may be merged, and their places in the text of all, one after another.
     tokens = vocabulary.tokens
     kinds = vocabulary.kinds
-    if len(tokens) >= 1 << _ID_BITS:
+    if len(tokens) >= 1 << ID_BITS:
         raise CheckpointError(f"the vocabulary has {len(tokens)} tokens")
     ids = np.array([index for index, text in enumerate(tokens) if text and kinds[index] not in _UNMERGED], np.int64)
     usable = [tokens[index] for index in ids.tolist()]
@@ -123,14 +121,16 @@ def merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> Iterator
     cuts = np.flatnonzero((beginning[:-1] >= 0) & (ending[1:] >= 0))
     left = ids[beginning[cuts]]
     right = ids[ending[cuts + 1]]
+    made = np.repeat(ids, lengths)[cuts]
 
     # One number for each merge, which sorts faster than three: rank by score, left, right.
     rank = np.unique(-np.asarray(scores, np.float64)[ids], return_inverse=True)[1]
-    keys = np.repeat(rank, lengths)[cuts] << 2 * _ID_BITS | left << _ID_BITS | right
-    keys.sort()
-    mask = (1 << _ID_BITS) - 1
-    left_ids = (keys >> _ID_BITS & mask).tolist()
-    right_ids = (keys & mask).tolist()
+    keys = np.repeat(rank, lengths)[cuts] << 2 * ID_BITS | left << ID_BITS | right
+    order = np.argsort(keys)
+    merges = Merges(left[order], right[order], made[order])
+    used = used_merges(merges, Tokens(ids, lengths, codes))
+    left_ids = merges.left[used].tolist()
+    right_ids = merges.right[used].tolist()
     return zip(map(tokens.__getitem__, left_ids), map(tokens.__getitem__, right_ids), strict=True)
 
 

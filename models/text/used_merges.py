@@ -1,0 +1,103 @@
+"""Choice of the merges of a BPE vocabulary that texts can use: one for each token.
+
+A vocabulary with scores states no merges. Every split of a token into two others may be one, about two for each token,
+but texts use a single one of them. All merges within the characters of a token precede it. Each of them was the best
+pair of the whole text, so it was the best within these characters, too. They are thus merged as in a text of their
+own, and the last merge there is the last one everywhere. Without the others, a tokenizer loads in half the time.
+
+Guard: tests/models/text/test_vocabulary.py.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Integers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+ID_BITS = 21  # of a token's id, and of a rank by score: three fit a number
+_LONGEST = 64  # characters: the work for a token is quadratic in its length, and those in use have up to 20
+
+
+class Merges(NamedTuple):
+    """Ids of two tokens and of the token that they become, for each merge, the best one first."""
+
+    left: Integers
+    right: Integers
+    made: Integers
+
+
+class Tokens(NamedTuple):
+    """The tokens that merges take and make."""
+
+    ids: Integers
+    lengths: Integers  # in characters
+    codes: Integers  # characters of all tokens, one after the other
+
+
+def used_merges(merges: Merges, tokens: Tokens) -> Flags:
+    """Return which merges texts can use. Others may be among them, of tokens that no text becomes or that are long."""
+    num_merges = len(merges.made)
+    if not num_merges:
+        return np.ones(0, bool)
+    num_splits = np.bincount(merges.made, minlength=int(tokens.ids.max()) + 1)
+    is_examined = np.zeros(len(num_splits), bool)
+    is_examined[tokens.ids[tokens.lengths <= _LONGEST]] = True
+    is_examined &= num_splits > 1
+    used = ~is_examined[merges.made]
+
+    # The texts of all examined tokens side by side: tokens so far, the text of each, and the best merge of each with
+    # the next one. A character that is no token has the id -1, which no merge takes.
+    examined = is_examined[tokens.ids]
+    lengths = tokens.lengths[examined]
+    is_character = np.repeat(tokens.lengths == 1, tokens.lengths)
+    id_of = np.full(int(tokens.codes.max()) + 1, -1)
+    id_of[tokens.codes[is_character]] = tokens.ids[tokens.lengths == 1]
+    parts = id_of[tokens.codes[np.repeat(examined, tokens.lengths)]]
+    text_of = np.repeat(np.arange(len(lengths)), lengths)
+    ranks = _Ranks(merges)
+    rank = ranks.at(parts, text_of, np.arange(len(parts)))
+
+    # One merge in each text at a time, until two parts become the token or no merge fits.
+    while len(parts):
+        starts = np.flatnonzero(np.diff(text_of, prepend=-1))
+        sizes = np.diff(starts, append=len(parts))
+        best = np.minimum.reduceat(rank, starts)
+        is_best = np.flatnonzero(rank == np.repeat(best, sizes))
+        first = is_best[np.flatnonzero(np.diff(text_of[is_best], prepend=-1))]  # the leftmost one of each text
+        has_merge = best < num_merges
+        used[best[has_merge & (sizes == 2)]] = True
+
+        goes_on = has_merge & (sizes > 2)
+        first = first[goes_on]
+        parts[first] = merges.made[best[goes_on]]
+        stays = np.repeat(goes_on, sizes)
+        stays[first + 1] = False
+        changed = np.cumsum(stays)[first] - 1  # where `first` is among those that stay
+        parts = parts[stays]
+        text_of = text_of[stays]
+        rank = rank[stays]
+        changed = np.concatenate([changed, changed[changed > 0] - 1])
+        rank[changed] = ranks.at(parts, text_of, changed)
+    return used
+
+
+class _Ranks:
+    """Merges by the tokens that they take."""
+
+    def __init__(self, merges: Merges) -> None:
+        keys = merges.left << ID_BITS | merges.right
+        self._order = np.argsort(keys)
+        self._keys = keys[self._order]
+
+    def at(self, parts: Integers, text_of: Integers, positions: Integers) -> Integers:
+        """Return the ranks of the merges of the parts at `positions` with the next ones in their texts.
+
+        Where there is none, the rank is the number of merges.
+        """
+        following = np.minimum(positions + 1, len(parts) - 1)
+        keys = parts[positions] << ID_BITS | parts[following]
+        index = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        is_merge = (self._keys[index] == keys) & (text_of[following] == text_of[positions]) & (following > positions)
+        return np.where(is_merge, self._order[index], len(self._keys))
