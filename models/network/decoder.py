@@ -5,11 +5,21 @@ networks, Mamba, short convolutions) may stand in place of attention or next to 
 of the feed-forward. Norms may stand after each half, or only there. Where the operations can, they run all layers as
 one node (`Decoder._fuse`), with the same bits.
 
+Subclasses replace methods of `Decoder`, so a change of one of these may be one there, too:
+
+    altup_decoder            _arrays, _read_ends, _run_layers
+    block_residual_decoder   _arrays, _read_ends, _run_layers
+    head_decoder             _arrays, _read_ends, logits
+    long_rope_decoder        embed, kv_backend, layers, with_ops, with_part
+    rwkv_decoder             _run_layers
+    stage_decoder            _read_ends, kv_backend, layers
+    tensor_decoder           _add, _add_experts, _arrays, _fuse, _look_up, all_logits, embed, layers
+
 Dimensions: B sequences, T new tokens, E hidden size, F feed-forward size, H query heads, Hkv key-value heads, D head
 size, V vocabulary.
 
 Guards: tests/parity/test_numpy_decoder.py and test_mlx_lm_families.py for logits, tests/models/cost/test_costs.py
-for bytes and FLOPs.
+for bytes and FLOPs, tests/models/network/test_overrides.py for the table.
 """
 
 from collections.abc import Iterator

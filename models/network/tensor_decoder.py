@@ -5,8 +5,9 @@ and a dense feed-forward have norms of their own, and one more for norms over th
 stream has the same bits on every rank.
 
 `loading.rank_part` makes it. Rank 0's engine runs passes as with any network, the others run `follow` for each pass.
-Every rank has to call the group's sums in the same order: a sum that one leaves out stops all of them. Methods with an
-underscore override `Decoder`'s, so a change of its `_fuse`, `_look_up`, `_add` or `_add_experts` is one here, too.
+Every rank has to call the group's sums in the same order: a sum that one leaves out stops all of them. Methods replace
+`Decoder`'s, whose module lists them. The constructor takes its parameters, for this rank's `part`; `group` connects the
+ranks.
 Guard: tests/models/network/test_ranks.py compares every family with one machine.
 
 Dimensions: B sequences, T new tokens, E hidden size, V vocabulary.
