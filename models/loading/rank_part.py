@@ -3,6 +3,9 @@
 `load.sized_network` calls `Rank.sized` where there are several ranks, and `app.hosts.split_choice` asks
 `check_division` before a model is given to them.
 
+Everywhere `config` is that of headrace's decoder, None for mlx-lm's classes; `requantize` is what plain matrices are
+quantized to while they are loaded, `wanted` the K/V format that was asked for, both None without.
+
 Guard: tests/models/network/test_rank_parts.py.
 """
 
@@ -133,7 +136,11 @@ class _HeadPart(Struct, frozen=True):
         ops: Ops,
         dtype: mx.Dtype,
     ) -> "_HeadPart | None":
-        """Return a rank's part: with `tensor` as of each layer, else rank 0 has all, beside embedding and head."""
+        """Return a rank's part; None if the model has no head, or this rank has nothing of it.
+
+        In tensor parallel it is divided as each layer is. In a pipeline rank 0 has all of it, beside embedding and
+        output projection.
+        """
         if architecture_named(config.architecture).head is None or (isinstance(part, Stage) and part.rank):
             return None
         if (tensors := head_tensors(checkpoint)) is None:

@@ -1,6 +1,7 @@
 """Weights of a layer's dense feed-forward, its experts and its activation, read from a checkpoint's parameters.
 
-`layers` calls `with_feed_forward` and `with_experts`; `models.network.tensors` has the names and sizes of the matrices.
+`layers` calls `with_feed_forward` and `with_experts`, and explains the parameters of all functions;
+`models.network.tensors` has the names and sizes of the matrices.
 
 Guard: tests/parity/test_mlx_lm_families.py, which compares logits with those of mlx-lm's classes.
 """

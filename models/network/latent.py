@@ -3,7 +3,7 @@
 An entry of the cache is one head for all queries: a part that turns (R numbers), then a latent (L). Queries are
 multiplied by the matrix that would make keys of latents, so that attention reads the latents themselves ("absorbed").
 A checkpoint has the turning part of a head or an entry last; here it is first, and numbers that turn together are half
-of it apart.
+of it apart. `layers` explains the parameters of `read_latent` and `_read_indexer`.
 
 Dimensions: N rows, H heads, R rotated part, P other part of a query's head, L latent, V a head's value; I heads and D
 head size of an indexer.

@@ -7,6 +7,15 @@ The order of this file: the layer as a whole (`read_layers`, `_layer`), then att
 `feed_forwards` feed-forwards and experts. tests/parity/test_mlx_lm_families.py compares logits, which a row in another
 order changes.
 
+Functions here, in `mixers`, `feed_forwards` and `latent` have these parameters:
+
+    config       of the decoder
+    parameters   weights of the checkpoint; each is taken out of it
+    prefix       of the layer's tensors: "model.layers.3"; `at` is that of one of its modules
+    layer        the layer's configuration; `mixer`, `experts`, `latent` are parts of it
+    weights      of the layer so far; a copy with more of them is returned
+    rope         rotation of its heads; None without
+
 Dimensions: E hidden size, H query heads, Hkv key-value heads, D head size.
 """
 

@@ -2,7 +2,7 @@
 
 `layers` calls `with_mixer`. A checkpoint's rows are put into the order of `runtime.ops.mixers.MixerSizes`; a row in
 another order changes the logits, which tests/parity/test_mlx_lm_families.py compares. Names and sizes of the tensors
-are those of `network.tensors`.
+are those of `network.tensors`. `layers` explains the parameters of all functions.
 
 Dimensions: C channels of the convolution, Hv heads, Dv size of a head's values. In RWKV-7, H heads of size D; E width.
 """

@@ -206,6 +206,11 @@ class Parameters:
 
         They are stored as such, or as `whole`: rows of both for each head, the first to be transposed, which takes it
         in half precision if it is quantized.
+
+        prefix: of the layer's tensors.
+        whole: the matrix with the rows of both.
+        above, below: the stacks.
+        heads: number of matrices in each.
         """
         names = [f"{prefix}.{part.name}" for part in (above, below)]
         if f"{prefix}.{whole.name}.weight" not in self:

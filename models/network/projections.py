@@ -1,5 +1,8 @@
 """Projections from and to the residual stream, with the norms before and after them: steps of `Decoder._block`.
 
+Functions take the operations `ops` first; `residual` is the residual stream, `layer` the weights of the layer, `eps`
+that of its norms.
+
 Dimensions: B sequences, T new tokens, E hidden size, H query heads, Hkv key-value heads, D head size.
 
 tests/parity/test_mlx_lm_families.py compares logits.

@@ -55,7 +55,7 @@ class RwkvDecoder(Decoder):
         """Return the gated result of the recurrence (B, T, E), and the values of the first layer.
 
         x: the layer's normalized input (B, T, E).
-        first_values: of the first layer; None there.
+        first_values: values of the first layer; None there.
         kv: the pass, with the states.
         index: of the layer.
         """

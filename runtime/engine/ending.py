@@ -47,7 +47,7 @@ class Ending:
     def finish(
         self, sequence: Sequence, reason: FinishReason, stop_id: int | None = None, record: StepRecord | None = None
     ) -> Finished:
-        """End a sequence and return its last event. stop_id, record: see `Finished`."""
+        """End a sequence and return its last event. `Finished` explains the parameters."""
         after = sequence.request.cancel.after
         if after is not None and sequence.output_count >= after:  # the answer may end within a step
             discarded = sequence.output_count - after

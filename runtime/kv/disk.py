@@ -214,7 +214,7 @@ def never() -> bool:
 def store_blocks(pool: BlockPool, tokens: Sequence[int], store: DiskStore, stop: Callable[[], bool] = never) -> int:
     """Write the pool's blocks of `tokens` that the store lacks, and return how many.
 
-    Ends if writing fails, or if `stop()` before a block.
+    Ends if writing fails, or if `stop()` returns True before a block.
     """
     written = 0
     index = pool.index
@@ -282,7 +282,11 @@ def _follows(block: StoredBlock, parent: PrefixNode, part: Sequence[int]) -> boo
 
 
 def _cache(pool: BlockPool, block: StoredBlock, parent: PrefixNode, used: list[tuple[int, int]]) -> PrefixNode | None:
-    """Copy a stored block into blocks of the pool, and add them to `used`. None for sizes of another pool."""
+    """Copy a stored block into blocks of the pool, and return their node; None for sizes of another pool.
+
+    parent: the node of the block before.
+    used: gets (group, number) of the blocks, which the caller releases.
+    """
     sizes = [mixer.sizes.state for mixer in pool.storage.shape.mixers]
     count = len(pool.groups)
     kv = block.groups[:count]
@@ -312,7 +316,7 @@ def _cache(pool: BlockPool, block: StoredBlock, parent: PrefixNode, used: list[t
 
 
 def _bytes(pool: BlockPool, group: int, block: int | None, entries: int) -> bytes | None:
-    """Return a block's first entries as bytes, without content of other sequences."""
+    """Return a block's first entries as bytes, without content of other sequences; None for no block (`block` None)."""
     if block is None:
         return None
     return _raw(pool.storage.read_alone(group, block, entries))

@@ -103,7 +103,14 @@ class SlotCache(ReusableCache):
     def __init__(
         self, shape: KVShape, ops: Ops, limit: int, pool: BlockPool | None = None, scales: mx.Dtype = mx.float16
     ) -> None:
-        """scales: dtype of a packed format's scales, half precision."""
+        """Begin without entries.
+
+        shape: of the entries in all layers.
+        ops: attend, and grow buffers.
+        limit: entries at most.
+        pool: blocks of prefixes; None: nothing is shared.
+        scales: dtype of a packed format's scales, half precision.
+        """
         super().__init__(pool, limit)
         self._shape = shape
         self._ops = ops

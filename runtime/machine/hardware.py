@@ -92,7 +92,14 @@ def assemble(
     uname: os.uname_result,
     scheduled_cpus: int,
 ) -> Machine:
-    """Return a `Machine` from MLX's device_info, files, uname and the number of CPUs in the affinity mask."""
+    """Return a `Machine` from what the system tells.
+
+    backend: of MLX.
+    device: MLX's `device_info`.
+    read: returns a file's text; "" if it cannot be read.
+    uname: of the system.
+    scheduled_cpus: number of CPUs in the affinity mask.
+    """
     cpu = text.cpuinfo(read("/proc/cpuinfo"))
     # Apple silicon has no cpuinfo and no hyper-threads: every scheduled CPU is a core.
     cores = cpu.physical_cores or scheduled_cpus

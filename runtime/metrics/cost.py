@@ -301,7 +301,13 @@ FLOAT_MODES = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}
 
 
 def quantized_bytes(weights: int, bits: int, group_size: int, scale_bytes: int = 2) -> int:
-    """Return the bytes of MLX affine storage: `bits` per weight, and a scale and a bias per group."""
+    """Return the bytes of MLX affine storage: `bits` per weight, and a scale and a bias per group.
+
+    weights: their number.
+    bits: of a weight.
+    group_size: weights that share a scale and a bias.
+    scale_bytes: of a scale, and of a bias.
+    """
     return weights * bits // 8 + 2 * scale_bytes * weights // group_size
 
 

@@ -7,6 +7,9 @@ kernel is forced, or the queries attend in pieces.
 of heads and queries below are those of MLX's kernels: they follow MLX's sources, and change with its version.
 tests/runtime/ops/test_attention.py bounds the memory; tests/parity/test_numpy_decoder.py and
 tests/models/network/test_rope.py compare results with plain computations.
+
+Everywhere `spec` is the layer's attention, `begin` the position of the first key, and a mask one of MLX's: "causal", or
+an array that is True where a query sees a key; None: all see all.
 B = batch, T = new tokens, S = visible entries, H and Hkv = query and key-value heads, D = head size.
 """
 
@@ -232,7 +235,12 @@ def _score_bytes(q: mx.array, entries: int) -> int:
 def _kernel(
     q: mx.array, entries: int, masked: mx.array | str | None, spec: AttentionSpec
 ) -> Literal["usual", "forced", "pieces"]:
-    """Return the kernel that bounds scores by SCORES: MLX's choice, a fused one by force, or any on a few queries."""
+    """Return the kernel that bounds scores by SCORES: MLX's choice, a fused one by force, or any on a few queries.
+
+    q: queries (B, H, T, D).
+    entries: that they attend to.
+    masked: their mask.
+    """
     length, dim = q.shape[2:]
     device = mx.default_device().type
     if length <= _VECTOR or _score_bytes(q, entries) <= SCORES[device]:
@@ -253,6 +261,7 @@ def _attention_in_pieces(
 ) -> mx.array:
     """Attend with `size` queries at once. As `attention`.
 
+    first: position of the first key.
     wait: evaluate each piece; MLX allocates what it queues, so that pieces in flight would hold their scores together.
     """
     length = q.shape[2]

@@ -93,7 +93,7 @@ def pack(x: mx.array, coding: Coding, dtype: mx.Dtype) -> PackedRows:
 
 
 def _written(rows: PackedRows, new: mx.array, at: int, coding: Coding) -> PackedRows:
-    """Write `new` (B, Hkv, T, D) from row `at` on."""
+    """Return the rows with `new` (B, Hkv, T, D), packed by `coding`, from row `at` on."""
     for part, packed in zip(rows, pack(new, coding, rows.scales.dtype), strict=True):
         part[:, :, at : at + new.shape[2]] = packed
     return rows
