@@ -3,8 +3,8 @@
 `load.sized_network` calls `Rank.sized` where there are several ranks, and `app.hosts.split_choice` asks
 `check_division` before a model is given to them.
 
-Everywhere `config` is that of headrace's decoder, None for mlx-lm's classes; `requantize` is what plain matrices are
-quantized to while they are loaded, `wanted` the K/V format that was asked for, both None without.
+Everywhere `config` is that of headrace's decoder, None for mlx-lm's classes; `wanted` is the K/V format that was asked
+for, None for the usual one.
 
 Guard: tests/models/network/test_rank_parts.py.
 """

@@ -51,11 +51,11 @@ def test_polls_are_ten_a_second_fewer_when_idle_and_more_before_the_first_text(
     assert interval.wait_s(awaiting=False, idle=True) == pytest.approx(0.152)
 
 
-def test_figures_and_quick_polls_do_not_count_as_cost(clock: list[float]) -> None:
+def test_figures_and_longer_lines_do_not_count_as_cost(clock: list[float]) -> None:
     interval = PollInterval()
     interval.spare = False
     look(interval, clock, 0.0005)
-    for dear in (interval.with_figures, interval.quick):
+    for dear in (interval.draws_figures, interval.extends_line):
         interval.begin()
         dear()
         clock[0] += 0.02
