@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -24,7 +24,6 @@ from headrace.models.checkpoint.side_file import (
     MAX_TOKENIZER_BYTES,
     MAX_TOKENIZER_PARTS,
     check_parts,
-    parse_json,
     read_side_file,
 )
 from headrace.runtime.config.environment import debug
@@ -33,23 +32,7 @@ from headrace.runtime.errors import CheckpointError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# Substrings of files for which `_check` has to parse the vocabulary; the other files skip this second parse. Letters
-# may be written as escapes. One search each is faster than one for all.
-_SUSPECT = [
-    re.compile(text)
-    for text in (
-        rb'"(?:WordPiece|WordLevel)"',
-        rb'"continuing_subword_prefix"\s*:\s*"[^"]',  # a prefix that is not empty
-        rb"\\u00[2-7]",  # ASCII, as in one of the other texts
-        rb":\s*\d{8}",  # an id that may be out of range
-        rb'"content"\s*:\s*"[^"]{100}',  # a long added token
-    )
-]
-_SUSPECT_STEP = re.compile(
-    rb'"(?:Precompiled|FixedLength|Strip)"'
-    rb'|"Regex"\s*:\s*"(?:[^"\\]|\\.){1024}'  # a long pattern
-)
-_MANY_PATTERNS = 32  # from that many on, their characters are counted
+_LARGE_ID = re.compile(rb":\s*\d{8}")  # in a vocabulary: an id that may be out of range
 # Characters of all patterns together: the library takes 16 KB for each class such as \p{L}. Models in use have 2,000.
 _MOST_PATTERN = 1 << 15
 MAX_UTF8 = 4  # bytes of a character
@@ -58,7 +41,6 @@ _MOST_PREPENDED = 1 << 10  # bytes prepended to every text
 _LARGEST_PART = 1 << 20  # parts of a normalizer, a pre-tokenizer or a decoder
 _MOST_ADDED_BYTES = 1 << 20  # of all added tokens, from which the library builds a search table
 _MOST_ADDED = 1 << 17  # added tokens, which take 20 to 30 µs each; models of speech have 65,536
-_MANY_ADDED = 20_000  # added tokens; from that many on, their bytes are counted
 # A panic's message on stderr: `thread '<unnamed>' panicked at src/file.rs:1:2: ...`, to the end.
 _PANIC = re.compile(rb"(?:^|(?<=\n))\n?thread '[^\n]* panicked at .*", re.DOTALL)
 _stderr_lock = threading.Lock()
@@ -122,10 +104,7 @@ def load_tokenizer(file: Path) -> "Tokenizer":
     with library_errors(f"{file.name} cannot be read"):
         content = read_side_file(file, MAX_TOKENIZER_BYTES)
         check_parts(content, MAX_TOKENIZER_PARTS)
-        if any(text.search(content) for text in _SUSPECT) or content.count(b'"single_word"') > _MANY_ADDED:
-            _check(parse_json(content))
-        elif _SUSPECT_STEP.search(content) or content.count(b'"Regex"') > _MANY_PATTERNS:
-            _check_steps(msgspec.json.decode(content, type=_TextSteps))
+        _check(msgspec.json.decode(content, type=_Document))
         with panics_hidden():
             return Tokenizer.from_buffer(content)
 
@@ -148,46 +127,51 @@ def keep_byte_names(tokenizer: "Tokenizer") -> None:
     tokenizer.pre_tokenizer = cut if earlier is None else pre_tokenizers.Sequence([earlier, cut])
 
 
-class _TextSteps(TypedDict, total=False):
-    """Those parts of tokenizer.json that change texts. Reading them skips the vocabulary, which takes 0.3 s."""
+class _Model(msgspec.Struct):
+    """The model of a tokenizer.json. Few checks need the vocabulary and the merges, which take long to parse."""
 
-    normalizer: Any
-    pre_tokenizer: Any
-    decoder: Any
+    type: Any = None
+    unk_token: Any = None
+    continuing_subword_prefix: Any = None
+    vocab: msgspec.Raw = msgspec.Raw(b"{}")
+    merges: msgspec.Raw = msgspec.Raw(b"[]")
 
 
-def _check_steps(document: Mapping[str, Any]) -> None:
-    """Check all parts of a tokenizer.json that change texts. Raises ValueError, as `_check_part`."""
+class _Document(msgspec.Struct):
+    """The parts of a tokenizer.json that can be unsafe."""
+
+    model: _Model
+    added_tokens: Any = None
+    normalizer: Any = None
+    pre_tokenizer: Any = None
+    decoder: Any = None
+
+
+def _check(document: _Document) -> None:
+    """Raise ValueError, or the error of broken structure, for every part that can panic later or abort."""
     pattern_size = 0
-    for name in _TextSteps.__annotations__:
-        for part in parts_of(document.get(name)):
+    for step in (document.normalizer, document.pre_tokenizer, document.decoder):
+        for part in parts_of(step):
             _check_part(part)
             pattern_size += len(str(part.get("Regex", "")))
     if pattern_size > _MOST_PATTERN:
         raise ValueError(f"its regular expressions have more than {_MOST_PATTERN} characters")
 
-
-def _check(document: object) -> None:
-    """Raise ValueError, or the error of broken structure, for every part that can panic later or abort."""
-    if not isinstance(document, Mapping):
-        raise TypeError("it is not a JSON object")
-    _check_steps(document)
-    model = document.get("model")
-    if not isinstance(model, Mapping):
-        raise TypeError("it has no model")
-    kind = model.get("type")
-    vocab = model.get("vocab") or {}
-    added = [token for token in document.get("added_tokens") or () if isinstance(token, Mapping)]
+    added = [token for token in document.added_tokens or () if isinstance(token, Mapping)]
     check_added(str(token.get("content")) for token in added)
     ids = [token.get("id") for token in added]
-    if isinstance(vocab, Mapping):
-        ids += vocab.values()
+    model = document.model
+    needs_unknown = model.type in ("WordPiece", "WordLevel")
+    if needs_unknown or _LARGE_ID.search(model.vocab):
+        vocab = msgspec.json.decode(model.vocab)
+        if needs_unknown and model.unk_token not in vocab:
+            raise ValueError(f"the {model.type} model has no unknown token in its vocabulary")
+        if isinstance(vocab, Mapping):
+            ids += vocab.values()
     if any(isinstance(index, int) and index >= LARGEST_ID for index in ids):
         raise ValueError("a token has an id out of range")
-    if kind in ("WordPiece", "WordLevel") and model.get("unk_token") not in vocab:
-        raise ValueError(f"the {kind} model has no unknown token in its vocabulary")
-    if prefix := model.get("continuing_subword_prefix"):
-        _check_merges(model.get("merges") or [], len(prefix.encode()))
+    if prefix := model.continuing_subword_prefix:
+        _check_merges(msgspec.json.decode(model.merges), len(prefix.encode()))
 
 
 def check_added(texts: Iterable[str]) -> None:
