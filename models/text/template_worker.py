@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from headrace.models.text.worker import jobs, send_answer
 from headrace.runtime.errors import CheckpointError
+from headrace.runtime.machine.garbage import importing
 
 OUT_OF_MEMORY = 3  # exit status
 LANDLOCK_FAILED = "Landlock: "  # in the message of a process that ends since a call of Landlock fails
@@ -83,7 +84,8 @@ def main() -> None:
     """Do jobs until the input ends."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, whatever the parent does with it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
-    _answer(Job("render", _LOADS_ALL, pickle.dumps({}), 0, 0, 0, 99), {})
+    with importing():
+        _answer(Job("render", _LOADS_ALL, pickle.dumps({}), 0, 0, 0, 99), {})
     address_space = _AddressSpace()
     give_up_rights()
     for data in jobs():

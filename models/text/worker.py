@@ -14,13 +14,15 @@ import atexit
 import os
 import select
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event, current_thread, main_thread
-from typing import IO
+from typing import IO, TYPE_CHECKING
 from weakref import WeakSet, finalize
+
+if TYPE_CHECKING:
+    import subprocess
 
 LOOK_S = 0.1  # between calls of a job's `check`
 _HEADER = 8  # bytes before a job or an answer: its length
@@ -49,6 +51,8 @@ class Worker:
 
     def __init__(self, module: str) -> None:
         """Start the process, without waiting for it. Raises OSError if that is impossible."""
+        import subprocess  # late: the process imports this module, too, and starts none
+
         _stay_at_the_end()
         package = sys.modules["headrace"].__file__  # imported: this module is a part of it
         assert package is not None

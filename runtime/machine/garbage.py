@@ -1,7 +1,7 @@
 """Imports without garbage collection.
 
 Imports make many objects that stay, so collections among them take time and find nothing. The command line, `headrace
-run` and the engine process wrap their large imports in `importing`.
+run`, the engine process and that of chat templates wrap their large imports in `importing`.
 
 Guard: tests/runtime/machine/test_garbage.py.
 """
