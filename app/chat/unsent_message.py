@@ -104,4 +104,5 @@ class UnsentMessage:
         self.files = ()
         self.problem = ""
         self.counted = None
+        self._requests += 1  # a count of the sent text that arrives later is ignored
         self._read.clear()

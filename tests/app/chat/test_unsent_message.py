@@ -66,3 +66,13 @@ def test_counts_of_files_stay_until_they_are_counted_again(tmp_path: Path) -> No
     assert typed.file_tokens == [None, 7]
     typed.counted_by(PromptCounted(again.id, 100, 400, 50, (8, 9)))
     assert typed.file_tokens == [8, 9]
+
+
+def test_a_count_of_a_sent_message_is_ignored() -> None:
+    typed = unsent_message.UnsentMessage()
+    asked = typed.prefetch("why?", Session("s", "", 0.0, 0.0), [])
+    assert asked is not None
+    typed.sent()
+    typed.counted_by(PromptCounted(asked.id, 100, 400, 50))
+    assert typed.counted is None
+    assert typed.count_of("why?") is None
