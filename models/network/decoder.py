@@ -597,17 +597,14 @@ class Decoder:
         eps = self.config.norm_eps
         activation = self.config.family.activation if layer.curve is None else layer.curve
         assert layer.down is not None
-        if len(layer.gate_up) == 1 and layer.mlp_norm is not None:
+        if len(layer.gate_up) == 1:
             x = residual.x
-            norm: mx.array | None = layer.mlp_norm
+            norm = layer.mlp_norm
             if residual.normed is not None:  # the addition before has normalized it
                 x = residual.normed
                 norm = None
             return Product(ops.norm_glu(x, norm, eps, layer.gate_up[0], activation), layer.down)
-        projected = project(ops, residual, layer.mlp_norm, eps, layer.gate_up)
-        if len(projected) == 1:
-            projected = list(mx.split(projected[0], 2, axis=-1))
-        gate, up = projected
+        gate, up = project(ops, residual, layer.mlp_norm, eps, layer.gate_up)
         assert not isinstance(activation, Xielu)  # it has no gate
         return Product(ops.glu(gate, up, activation), layer.down)
 

@@ -2,17 +2,20 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
 from headrace.models.network.decoder import Decoder
+from headrace.models.network.projections import Residual
 from headrace.runtime.engine.request import Request
 from headrace.runtime.kv.backend import KVOptions
 from headrace.runtime.kv.cache import PassRow
 from headrace.runtime.machine.memory import reading_weights
 from headrace.runtime.ops import Ops, reference
+from headrace.runtime.ops.weights import Weight
 from tests.support.alone import new_cache
 from tests.support.kernels import KERNELS, name_of, tolerance
 from tests.support.tiny import EVERY, VOCAB, load_decoder, quantize_model, write_model
@@ -180,3 +183,15 @@ def test_joined_experts_are_not_in_memory_twice(tmp_path: Path) -> None:
         mx.synchronize()
     over = mx.get_peak_memory() - before - sum(array.nbytes for array in arrays)
     assert over < 32 * 256 * 64 * 4
+
+
+def test_a_feed_forward_without_gate_needs_no_norm_before_it() -> None:
+    """No family has both: its one projection has no half that could be the gate."""
+    network = SimpleNamespace(
+        _ops=reference, config=SimpleNamespace(norm_eps=1e-6, family=SimpleNamespace(activation="relu2"))
+    )
+    up = Weight(mx.random.normal((12, 8)))
+    layer: Any = SimpleNamespace(gate_up=[up], mlp_norm=None, curve=None, down=Weight(mx.zeros((8, 12))))
+    x = mx.random.normal((1, 3, 8))
+    product = Decoder._feed_forward(network, Residual(x), layer)  # type: ignore[arg-type]
+    assert mx.allclose(product.x, mx.maximum(x @ up.data.T, 0) ** 2, atol=1e-5)
