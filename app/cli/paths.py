@@ -3,8 +3,6 @@
 Guard: tests/app/cli/test_sessions.py.
 """
 
-from pathlib import Path
-
 import click
 
 from headrace.app.cli.model_options import json_option
@@ -16,7 +14,6 @@ from headrace.app.sessions.kv_cache import kv_cache_bytes
 from headrace.app.sessions.store import database_path
 from headrace.models.registry.store import Store
 from headrace.runtime.config.paths import cache_dir, kept_chats_dir
-from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.units import format_bytes
 
 
@@ -38,7 +35,7 @@ def paths(as_json: bool, write_settings: bool) -> None:
         "engine log": log_path(),
     }
     if as_json:
-        print_json({name.replace(" ", "_"): _text(path) for name, path in places.items()})
+        print_json({name.replace(" ", "_"): str(path) for name, path in places.items()})
         return
     for name, path in places.items():
         note = ""
@@ -47,13 +44,3 @@ def paths(as_json: bool, write_settings: bool) -> None:
         elif path == kept_chats_dir():
             note = f"  ({format_bytes(kv_cache_bytes())})"
         click.echo(f"{name:<12}{path}{note}")
-
-
-def _text(path: Path) -> str:
-    """Return a path as text. Raises UsageError unless it is UTF-8: Python has lone surrogates for its other bytes."""
-    text = str(path)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise UsageError(f"{text} is not UTF-8, as JSON has to be", "`headrace paths` prints it") from None
-    return text

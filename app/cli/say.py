@@ -2,9 +2,10 @@
 
 Text that may be a model's or a file's is printed with `say`; `click.echo` is for texts of headrace alone.
 
-Guards: tests/app/cli/test_hostile_names.py for texts, test_sessions.py for questions.
+Guards: tests/app/cli/test_hostile_names.py for texts, test_sessions.py for questions and JSON.
 """
 
+import json
 import sys
 
 import click
@@ -39,5 +40,18 @@ def dimmed(text: str, *, err: bool = False) -> str:
 
 
 def print_json(document: object) -> None:
-    """Print `document` and a newline."""
-    click.echo(json_text(document))
+    """Print `document` and a newline.
+
+    Raises UsageError for text that is not UTF-8: Python has lone surrogates for its other bytes, and JSON cannot.
+    """
+    text = json_text(document)
+    if "\\ud" in text:  # a surrogate, alone or of a pair
+        try:
+            json.dumps(json.loads(text), ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            before = error.object[: error.start].rpartition('"')[2]
+            after = error.object[error.start :].partition('"')[0]
+            raise UsageError(
+                f"{before}{after} is not UTF-8, as JSON has to be", "without --json the command prints it"
+            ) from None
+    click.echo(text)

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from headrace.app.cli.say import print_json
 from headrace.app.sessions.records import Attachment
 from headrace.app.sessions.store import SessionStore
+from headrace.runtime.errors import UsageError
 from tests.support import commands
 from tests.support.summaries import make_summary
 
@@ -141,6 +143,14 @@ def test_paths_that_are_not_utf_8_are_printed_but_not_in_json(tmp_path: Path) ->
     command = [*commands.HEADRACE, "paths"]
     shown = subprocess.run(command, env={**os.environ, "HEADRACE_HOME": str(home)}, check=True, capture_output=True)
     assert os.fsencode(home) in shown.stdout
+
+
+def test_a_document_with_text_that_is_not_utf_8_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"emoji": "\U0001f642", "escape": "\\ud800"})
+    assert json.loads(capsys.readouterr().out) == {"emoji": "\U0001f642", "escape": "\\ud800"}
+    with pytest.raises(UsageError, match=r"^m.ll is not UTF-8"):
+        print_json({"emoji": "\U0001f642", "files": [{"name": "m\udcffll"}]})
+    assert capsys.readouterr().out == ""
 
 
 def test_listing_and_paths_import_nothing_heavy(home: Path) -> None:
