@@ -27,6 +27,7 @@ from headrace.runtime.config.typed import as_list, as_mapping
 from headrace.runtime.errors import CheckpointError
 
 MAX_INDEX_BYTES = 32 << 20  # a line for each tensor: a hundred thousand need about 10 MB
+INDEX_FILE = "model.safetensors.index.json"
 ORIGIN_FILE = "headrace.json"
 
 # Config keys whose value is code, or the name of code, that a loader would import and run. Two keys are allowed:
@@ -35,7 +36,7 @@ ORIGIN_FILE = "headrace.json"
 _CODE_KEYS = ("model_file", "custom_pipelines")
 # The same weights in another format, as transformers names them: model.fp16.safetensors.
 _VARIANT = re.compile(r"model\.(b?fp?(16|32|8)|b?float(16|32)|int[48])(-\d+-of-\d+)?\.safetensors")
-_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
 class Checkpoint(Struct, frozen=True):
@@ -113,7 +114,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     tensors = dict[str, TensorInfo]()
     for name in shards:
         read_header(root, name, tensors)
-    if "model.safetensors.index.json" in names:
+    if INDEX_FILE in names:
         _check_index(root, tensors)
 
     # Keys of config.json that tensors imply, and another tool's quantization
@@ -165,7 +166,7 @@ def _shard_names(root: Path, names: list[str]) -> list[str]:
     shards = weight_files(names)
     if shards:
         return shards
-    pickles = [name for name in names if name.endswith(_PICKLE_SUFFIXES)]
+    pickles = [name for name in names if name.endswith(PICKLE_SUFFIXES)]
     if pickles:
         raise CheckpointError(
             f"the weights are pickles only ({pickles[0]}); opening them can run code, so they are refused",
@@ -176,7 +177,7 @@ def _shard_names(root: Path, names: list[str]) -> list[str]:
 
 def _check_index(root: Path, tensors: dict[str, TensorInfo]) -> None:
     """Raise CheckpointError unless the index lists exactly the tensors of the shards."""
-    name = "model.safetensors.index.json"
+    name = INDEX_FILE
     weight_map = read_strict_object(root, name, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict):
         raise CheckpointError(f"{name}: weight_map is not an object")

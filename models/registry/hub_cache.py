@@ -7,7 +7,6 @@ Guard: tests/models/registry/test_fetch_hub.py.
 
 import glob
 import os
-import re
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -20,10 +19,10 @@ from msgspec.structs import replace
 
 from headrace.models.architectures.families import architecture_of
 from headrace.models.checkpoint.adapter import CONFIG_FILE, WEIGHT_FILES, open_adapter
-from headrace.models.checkpoint.safetensors import MAX_INDEX_BYTES
+from headrace.models.checkpoint.safetensors import INDEX_FILE, MAX_INDEX_BYTES
 from headrace.models.checkpoint.shard_header import read_strict_object
 from headrace.models.checkpoint.split_files import first_parts, is_gguf, parts_of
-from headrace.models.registry.hub_id import HubId
+from headrace.models.registry.hub_id import COMMIT, HubId
 from headrace.models.registry.store import CachedFiles
 from headrace.runtime.config.typed import as_mapping
 from headrace.runtime.errors import HeadraceError
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
 
 # A running download writes more often. Needed on file systems whose locks do not reach other machines.
 _ABANDONED_S = 60.0
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_INDEX = "model.safetensors.index.json"
 
 
 class CachedModel(Struct, frozen=True):
@@ -111,8 +108,8 @@ def _is_language_model(folder: Path) -> bool:
     try:
         config = read_strict_object(folder, "config.json")
         weight_map: object = {}
-        if (folder / _INDEX).is_file():
-            weight_map = read_strict_object(folder, _INDEX, MAX_INDEX_BYTES).get("weight_map")
+        if (folder / INDEX_FILE).is_file():
+            weight_map = read_strict_object(folder, INDEX_FILE, MAX_INDEX_BYTES).get("weight_map")
     except HeadraceError:
         return False
     shards = set(map(str, as_mapping(weight_map).values()))
@@ -128,7 +125,7 @@ def _commit_of(ref: Path) -> str:
     """Return the commit that a branch's file names; nothing for a folder, or for a file that names none."""
     with suppress(OSError, ValueError):
         commit = ref.read_text(encoding="ascii").strip()
-        if _COMMIT.fullmatch(commit) is not None:
+        if COMMIT.fullmatch(commit) is not None:
             return commit
     return ""
 

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from huggingface_hub import constants, get_session
 
+from headrace.models.registry.hub_id import COMMIT
 from headrace.models.registry.progress import Progress
 from headrace.runtime.errors import FetchError
 from headrace.runtime.machine.background import run_in_background
@@ -27,7 +28,7 @@ from headrace.runtime.machine.background import run_in_background
 MAX_API_BYTES = 64 << 20  # of a response of the hub's API
 _DOWNLOAD_CHUNK = 256 << 10  # bytes between two reports of progress
 _SLACK_BYTES = 32 << 20  # allowed beyond the size that the hub states
-_COMMIT = re.compile(r"[0-9a-f]{40}")
+
 _NAME = re.compile(r"[A-Za-z0-9_+=:-][A-Za-z0-9._+=:-]{0,199}")  # a digest, say; no slash, and no dot at the beginning
 # Values of these become names of files and folders in the cache.
 _NAMES_IN_HEADERS = ("etag", "x-linked-etag", "x-repo-commit", "x-xet-hash")
@@ -52,7 +53,7 @@ def checked_responses() -> Iterator[None]:
 
 def check_commit(commit: object) -> str:
     """Return `commit` if it is a full commit hash; otherwise raise FetchError."""
-    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+    if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
         raise FetchError(f"the hub's commit is not a hash: {commit!a:.60}")
     return commit
 

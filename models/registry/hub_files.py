@@ -9,14 +9,14 @@ Guard: tests/models/registry/test_hub_files.py.
 import re
 from collections.abc import Iterable
 
-from headrace.models.checkpoint.safetensors import weight_files
+from headrace.models.checkpoint.safetensors import PICKLE_SUFFIXES, weight_files
 from headrace.models.checkpoint.split_files import first_parts, is_gguf, part_names, whole_name
 from headrace.runtime.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 
 # Config, tokenizer, chat template, merges, and tokenizers in other formats.
 _SIDE_FILES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
 _NAMED_TEMPLATE = re.compile(r"additional_chat_templates/[^/]+\.jinja")  # additional_chat_templates/tool_use.jinja
-_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+
 # The format in a file's name: `Q4_K_M` of qwen3-4b-q4_k_m.gguf and of model.Q4_K_M-00001-of-00002.gguf.
 # No underscore may follow: Q4_0_4_4 is another format than Q4_0, and this pattern has no name for it.
 _QUANTIZATION = re.compile(
@@ -67,7 +67,7 @@ def choose_files(
         return templates + [name for name in root if name in weights or name.endswith(_SIDE_FILES)]
     if any(map(is_gguf, names)):
         return _all_parts(_choose_gguf(names, repo), names, repo)
-    if any(name.endswith(_PICKLES) for name in names):
+    if any(name.endswith(PICKLE_SUFFIXES) for name in names):
         raise CheckpointError(
             f"{repo} has its weights as pickles only, which can run code when opened; they are refused",
             "look for a safetensors or GGUF version of the model",

@@ -19,6 +19,8 @@ from headrace.runtime.errors import ModelNotFoundError, UsageError
 _REPO_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
 # Branches, tags, commit hashes and pull request refs such as refs/pr/1.
 _REVISION = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._/-]{0,254}[A-Za-z0-9_])?")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+"""The hash of a revision."""
 # "Q4_K_M", after the colon of an id.
 _QUANTIZATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,30}")
 _TREES = ("tree", "blob", "resolve", "raw")  # a revision and a path follow

@@ -31,7 +31,7 @@ STEP_BYTES = 64 << 20  # least bytes of a step that corrects the peak: smaller o
 STEPS = 16  # least intervals: a token read late makes the next one look early
 _FORMAT = 3  # of the measurement, raised with every change of a reader: others' rates are not compared with its own
 _VERSION = f" / {_FORMAT}"
-_TIME = "%Y-%m-%dT%H:%M:%SZ"
+TIME = "%Y-%m-%dT%H:%M:%SZ"  # in files; sorted as texts, such times are in order
 
 
 class Peak(Struct, frozen=True):
@@ -80,7 +80,7 @@ def summarise(rates: Sequence[float], *, pass_bytes: int, method: str, source: s
         passes=len(ordered),
         pass_bytes=pass_bytes,
         method=method,
-        measured_at=datetime.now(UTC).strftime(_TIME),
+        measured_at=datetime.now(UTC).strftime(TIME),
         source=source,
         load=round(os.getloadavg()[0], 2),
         busy=busy,
@@ -90,7 +90,7 @@ def summarise(rates: Sequence[float], *, pass_bytes: int, method: str, source: s
 def age_s(peak: Peak) -> float:
     """Return the seconds since a measurement; infinite for a date that is none."""
     try:
-        return (datetime.now(UTC) - datetime.strptime(peak.measured_at, _TIME).replace(tzinfo=UTC)).total_seconds()
+        return (datetime.now(UTC) - datetime.strptime(peak.measured_at, TIME).replace(tzinfo=UTC)).total_seconds()
     except ValueError:
         return math.inf
 
@@ -149,8 +149,8 @@ def correct_peak(
 
 
 def _recent(peaks: Sequence[Peak]) -> list[Peak]:
-    oldest = (datetime.now(UTC) - timedelta(days=RECENT_DAYS)).strftime(_TIME)
-    return [peak for peak in peaks if peak.measured_at >= oldest]  # as texts: `_TIME` sorts by time
+    oldest = (datetime.now(UTC) - timedelta(days=RECENT_DAYS)).strftime(TIME)
+    return [peak for peak in peaks if peak.measured_at >= oldest]  # as texts: `TIME` sorts by time
 
 
 def _read(entry: object) -> Peak | None:

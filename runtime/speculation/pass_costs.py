@@ -24,13 +24,12 @@ from headrace.runtime import ops
 from headrace.runtime.config.files import read_cache, write_cache
 from headrace.runtime.config.paths import cache_dir
 from headrace.runtime.machine.hardware import machine
-from headrace.runtime.machine.peaks import RECENT_DAYS
+from headrace.runtime.machine.peaks import RECENT_DAYS, TIME
 from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.speculation.controller import Costs
 
 MAX_MODELS = 32  # the newest, of all machines
 _MAX_PASSES = 512  # per model
-_TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
 class PassCostStore:
@@ -61,7 +60,7 @@ class PassCostStore:
         """Add costs to the stored ones; new ones replace those of the same passes. rates: see `load_rates`."""
         merged = {**self.load(), **costs}
         passes = [[*at, round(ratio, 4), count] for at, (ratio, count) in sorted(merged.items())][:_MAX_PASSES]
-        entry: dict[str, object] = {"measured_at": datetime.now(UTC).strftime(_TIME), "passes": passes}
+        entry: dict[str, object] = {"measured_at": datetime.now(UTC).strftime(TIME), "passes": passes}
         if rates:
             entry["mtp"] = [round(rate, 4) for rate in rates]
         others = {key: costs_s for key, costs_s in _stored().items() if key != self._key}
@@ -74,7 +73,7 @@ def _stored() -> dict[str, dict[str, Any]]:
     stored = read_cache(_file()).get("costs")
     if not isinstance(stored, Mapping):
         return {}
-    oldest = (datetime.now(UTC) - timedelta(days=RECENT_DAYS)).strftime(_TIME)
+    oldest = (datetime.now(UTC) - timedelta(days=RECENT_DAYS)).strftime(TIME)
     return {
         key: entry
         for key, entry in stored.items()

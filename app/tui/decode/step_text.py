@@ -15,14 +15,13 @@ from textual.content import Content
 from headrace.app.answer.answer_steps import StepText
 from headrace.app.output.sanitise import Sanitiser, sanitise
 from headrace.app.tui.metrics.figures import FAR, NEAR, nearness
-from headrace.app.tui.widgets.lines import fitting
+from headrace.app.tui.widgets.lines import ACCEPTED, REJECTED, fitting
 from headrace.runtime.metrics.telemetry import StepRecord
 from headrace.runtime.metrics.units import format_bytes, format_seconds
 
 SLOW = ("", "$text-warning", "$text-error")
 """Styles of texts by `nearness` to the median."""
-_ACCEPTED = "underline $text-success"
-_REJECTED = "strike $text-error"
+
 _NO_TEXT = "·"
 
 StyledPiece = tuple[str, str]
@@ -111,8 +110,8 @@ class StepTexts:
             if not any(pieces):
                 pieces = (_NO_TEXT,)
                 accepted = 0
-        yield _visible(safe.feed("".join(pieces[:accepted]))), _ACCEPTED + mark
-        yield _visible(sanitise("".join(rejected))), _REJECTED
+        yield _visible(safe.feed("".join(pieces[:accepted]))), ACCEPTED + mark
+        yield _visible(sanitise("".join(rejected))), REJECTED
         slow = ""
         if 0 <= position < len(self._steps) and index > 0:  # the first token has no latency of its own
             slow = SLOW[nearness(self._steps[position].latency_s, self._p50_s)]

@@ -20,9 +20,8 @@ from textual.content import Content
 
 from headrace.app.answer.answer_steps import AnswerSteps
 from headrace.app.output.sanitise import Sanitiser, sanitise
+from headrace.app.tui.widgets.lines import ACCEPTED, REJECTED
 
-ACCEPTED = "underline $text-success"
-REJECTED = "strike $text-error"
 _WORD = re.compile(r"\w+|[^\w\s]")  # a word, or one sign of punctuation
 _NEAR = 200  # characters of markup between two words at most
 _WITHIN = 12  # and within one

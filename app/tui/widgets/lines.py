@@ -25,6 +25,10 @@ from headrace.app.tui.widgets.line_strip import line_strip
 LONGEST_LINE = 120
 """Cells of the chat's text; longer lines are hard to read."""
 
+# Styles of draft tokens, in the transcript and in the decode view
+ACCEPTED = "underline $text-success"
+REJECTED = "strike $text-error"
+
 Piece = str | tuple[str, str]
 """Text, or text and its style."""
 

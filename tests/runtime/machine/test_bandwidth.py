@@ -236,7 +236,7 @@ def test_an_invalid_entry_reads_as_never_measured(home: Path, field: str, value:
 def test_memory_is_read_once_an_hour(
     minutes: int, busy: bool, source: str, again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    when = (datetime.now(UTC) - timedelta(minutes=minutes)).strftime(peaks._TIME)
+    when = (datetime.now(UTC) - timedelta(minutes=minutes)).strftime(peaks.TIME)
     kept = replace(peaks.summarise([9e9], pass_bytes=1, method="memcmp", source=source, busy=busy), measured_at=when)
     peaks.store(kept)
     measured = replace(kept, bytes_per_second=8e9)
