@@ -210,7 +210,13 @@ def _answer(
     tally: "Tally",
     cancel: "CancelFlag",
 ) -> None:
-    """Answer the lines, into the file or on standard output, until the end or until `cancel` is set."""
+    """Answer the lines until the end, or until `cancel` is set.
+
+    draft: a draft model; None without.
+    lines: those without a result so far.
+    file: of the results; None: standard output.
+    tally: counts the results.
+    """
     from headrace.app.answer.answerer import Answerer
     from headrace.app.batch.output import ResultStream
     from headrace.app.batch.progress import ProgressLine

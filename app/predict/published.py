@@ -196,6 +196,12 @@ def _points(series: _Series, row: list[object]) -> list[PublishedPoint]:
 
 
 def _point(series: _Series, name: str, cores: int, model: str, stored_as: str, speed: float) -> PublishedPoint:
+    """Return a figure of a series.
+
+    name, cores: of the chip; 0 cores if the source does not tell them.
+    model, stored_as: as the file writes them.
+    speed: tokens per second.
+    """
     chip = chips.find(name, cores or None)
     assert chip is not None, name
     shape = _shape(model)

@@ -108,6 +108,13 @@ class _Repeated:
         self._link.send({"marks": self._backend.acquire(()).needs_marks})
 
     def acquire(self, number: int, tokens: list[int], end: int, entries: int, marks: bool) -> None:
+        """Make or reuse a cache, and answer with the entries that it has.
+
+        number: as rank 0 counts its caches.
+        tokens: of the sequence; the first `end` may be in the cache.
+        entries: reserved for the sequence.
+        marks: the cache needs marks (`KVCache.needs_marks`).
+        """
         self._tokens[number] = tokens
         cache = self._backend.acquire(tokens[:end], entries)
         cache.needs_marks = marks

@@ -72,8 +72,14 @@ def open_peers(
 ) -> tuple[list[Backend], list[str]]:
     """Return the opened backends and a note about every peer. mlx-lm takes every model, the others the first.
 
-    threads: told to every peer for prompts and decoding; its `setup` holds the numbers it uses. `stack` closes the
-    backends, also when opening another is interrupted. Raises EngineError if no requested peer opens.
+    peers: those asked for.
+    loaded: headrace's models.
+    tests: of the run; a child process allocates memory for the longest.
+    threads: told to every peer for prompts and decoding; its `setup` has the numbers that it uses.
+    stack: closes the backends, also when opening another is interrupted.
+    progress: names the peer that is starting.
+
+    Raises EngineError if no requested peer opens.
     """
     backends: list[Backend] = []
     notes: list[str] = []
@@ -149,6 +155,14 @@ class ChildProcess:
     """A peer in a child process for the whole benchmark, driven by JSON lines (protocol: `children/__init__.py`).
 
     Raises EngineError when it fails or ends.
+
+    engine, model: names, for results.
+    command: starts it.
+    variables: of its environment, besides ours.
+    threads: that it was told to use.
+    tunes: it gets a whole test once, so that it finds its fastest settings.
+    questions: workloads by name.
+    scratch: its folder, removed after its end.
     """
 
     def __init__(
@@ -163,9 +177,9 @@ class ChildProcess:
         questions: Mapping[str, WorkloadPrompt] | None = None,
         scratch: TemporaryDirectory[str] | None = None,
     ) -> None:
-        self._scratch = scratch  # the child's folder, removed after its end
-        self._questions = questions or {}  # workloads by name
-        self._tunes = tunes  # sends the whole test once, so that the child finds its fastest settings
+        self._scratch = scratch
+        self._questions = questions or {}
+        self._tunes = tunes
         self.engine = engine
         self.model = model
         # Its own session: Ctrl-C reaches only the parent, which closes the child when its results are in.

@@ -105,7 +105,7 @@ class Entry:
 
     def highlight_code(self) -> bool:
         """Give code its colours; return whether there was uncoloured code."""
-        rough = self._answer.highlight_code() | self._thinking.highlight_code()
+        rough = self._answer.highlight_code() | self._thinking.highlight_code()  # not `or`: both get their colours
         if rough:
             self._rows = None
         return rough
