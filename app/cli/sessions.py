@@ -41,7 +41,7 @@ def sessions() -> None:
 @json_option
 def list_sessions(limit: int | None, as_json: bool) -> None:
     """List conversations, most recently used first."""
-    with closing(SessionStore()) as store:
+    with closing(SessionStore(to_read=True)) as store:
         entries = store.sessions(limit)
     if as_json:
         print_json([{**asdict(entry.session), "messages": entry.messages} for entry in entries])
@@ -137,7 +137,7 @@ def search(words: tuple[str, ...], limit: int, as_json: bool) -> None:
 
     Searches all branches. Exit code 1 if nothing is found.
     """
-    with closing(SessionStore()) as store:
+    with closing(SessionStore(to_read=True)) as store:
         hits = search_sessions(store, " ".join(words), limit)
     if as_json:
         print_json([asdict(hit) for hit in hits])
@@ -164,7 +164,7 @@ def doctor(output: Path | None, as_json: bool) -> None:
     """
     if output is not None and output.exists():
         raise UsageError(f"{output} exists already", "choose another name")
-    with closing(SessionStore()) as store:
+    with closing(SessionStore(to_read=True)) as store:
         examination = examine(store)
     if output is not None:
         write_output(
@@ -225,7 +225,7 @@ def _readable(examination: Examination) -> str:
 
 
 def _export(name: str, form: str, output: Path | None) -> None:
-    with closing(SessionStore()) as store:
+    with closing(SessionStore(to_read=True)) as store:
         session = store.find(name)
         if form == "json":
             text = json_text(to_document(session, store.messages(session.id))) + "\n"

@@ -116,16 +116,20 @@ class Database:
     full: the last write met a full disk, so `store.py` may go on in memory (`leave_file`).
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, to_read: bool = False) -> None:
+        """to_read: a missing file is not made, and counts as an empty one."""
         self.path = path
         self.full = False
         self._durable: bool | None = None  # mode of transactions; None: SQLite's default
         with self._explained():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _make_private(path)
-            uri = path.absolute().as_uri()
-            if _is_at_rest(path):
-                uri += "?immutable=1"
+            if to_read and not path.exists():
+                uri = "file::memory:"
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _make_private(path)
+                uri = path.absolute().as_uri()
+                if _is_at_rest(path):
+                    uri += "?immutable=1"
             # Statements outside of `transaction` commit by themselves.
             self._connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_MS / 1000)
             self._connection.row_factory = sqlite3.Row

@@ -53,9 +53,10 @@ class SessionStore:
     unsaved: why nothing is saved; None if it is.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, *, to_read: bool = False) -> None:
+        """path: of the file; None: the user's. to_read: see `Database`."""
         path = path or database_path()
-        self.db = Database(path)
+        self.db = Database(path, to_read=to_read)
         self.unsaved: str | None = None
         self._left: int | None = None  # id of the last message, when the file was left
         self._presence = Presence(path.with_suffix(".open"))

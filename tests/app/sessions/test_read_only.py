@@ -67,15 +67,17 @@ def test_a_change_is_refused_with_a_hint(home: Path, command: list[str]) -> None
 
 
 @pytest.mark.parametrize("made", [True, False])
-def test_a_missing_store_in_a_read_only_folder_has_a_hint(tmp_path: Path, made: bool) -> None:
+def test_a_missing_store_in_a_read_only_folder_counts_as_empty(tmp_path: Path, made: bool) -> None:
     home = tmp_path / "home"
     (home / "data" if made else home).mkdir(parents=True)
     lock(home)
     try:
-        done = sessions(home, "list")
+        listed = sessions(home, "list")
+        done = sessions(home, "rename", "last", "Another")
     finally:
         for folder in (home, *home.rglob("*")):
             folder.chmod(0o755)
+    assert (listed.returncode, listed.stdout, listed.stderr) == (0, "", "no conversations yet\n")
     assert (done.returncode, done.stdout) == (1, "")
     assert "hint: the file and its folder must be writable; HEADRACE_HOME=DIR" in done.stderr
 
