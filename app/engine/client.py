@@ -67,6 +67,11 @@ class ChatEngine(Protocol):
         """Id of the engine process; None if there is none."""
         ...
 
+    @property
+    def starts(self) -> int:
+        """Number of starts, each of which loads a model."""
+        ...
+
     def start(self, spec: ModelSpec) -> None:
         """Load a model in a new process, instead of the one before. LoadProgress and Ready (or Failed, Died) follow."""
         ...
@@ -125,6 +130,7 @@ class EngineClient:
     def __init__(self) -> None:
         self.state: EngineState = "stopped"
         self.card: ModelCard | None = None
+        self.starts = 0
         self._spec: ModelSpec | None = None  # of the last start
         self._has_lost_rank = False  # another machine of this model was lost: later starts use this one alone
         self._link: EngineLink | None = None
@@ -139,6 +145,7 @@ class EngineClient:
 
     def start(self, spec: ModelSpec) -> None:
         self._end()
+        self.starts += 1
         self._spec = spec
         if self._has_lost_rank:  # this machine goes on alone, if the model fits
             spec = replace(spec, hosts=None)

@@ -44,6 +44,7 @@ class RemoteEngine:
         self.state: EngineState = "stopped"
         self.card: ModelCard | None = None
         self.pid: int | None = None
+        self.starts = 0
         self._address = address
         self._model = model
         self._own = False  # it is headrace's own server
@@ -56,6 +57,7 @@ class RemoteEngine:
 
     def start(self, spec: ModelSpec) -> None:  # noqa: ARG002 - the server chose its model
         self.close()
+        self.starts += 1
         self.state = "loading"
         self._current = next(self._round)
         threading.Thread(target=self._connect, args=(self._current,), daemon=True).start()

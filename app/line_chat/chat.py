@@ -128,13 +128,13 @@ class LineChat:
         """Carry out an action, and print its lines or its error, then the answer or the load that it started."""
         self._catch_up()
         engine = self.conversation.engine
-        load = engine.state, engine.pid
+        starts = engine.starts
         try:
             self._say(action())
         except HeadraceError as error:
             self._say(one_line(str(error), error.hint))
-        # A load that Ctrl-C has left in the background is not waited for again; a new one has another process id.
-        is_new_load = (engine.state, engine.pid) != load
+        # A load that Ctrl-C has left in the background is not waited for again.
+        is_new_load = engine.starts != starts
         if is_new_load or self.conversation.phase != "idle":
             self._asked.clear()
         self._follow(awaits_load=is_new_load)

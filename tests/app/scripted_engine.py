@@ -137,6 +137,10 @@ class ScriptedEngine:
 
     # --- ChatEngine ------------------------------------------------------------------------------------------
 
+    @property
+    def starts(self) -> int:
+        return len(self.specs)
+
     def start(self, spec: ModelSpec) -> None:
         self._abandon()
         self.specs.append(spec)

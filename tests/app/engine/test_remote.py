@@ -138,6 +138,9 @@ def test_an_unreachable_server_is_reported_with_its_address() -> None:
     assert failed.id is None
     assert "127.0.0.1:1" in failed.message
     assert engine.state == "failed"
+    engine.restart()
+    assert engine.starts == 2
+    engine.close()
 
 
 class Other(BaseHTTPRequestHandler):

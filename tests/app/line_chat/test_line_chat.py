@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from headrace.app.chat.conversation import Conversation
-from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.client import EngineState
 from headrace.app.engine.events import LoadProgress
 from headrace.app.line_chat import chat as line_chat
@@ -196,12 +195,7 @@ def test_progress_of_a_load_stands_alone(store: SessionStore, monkeypatch: pytes
 
 
 def test_only_a_load_that_a_line_starts_is_waited_for(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    class SlowEngine(ScriptedEngine):
-        def start(self, spec: ModelSpec) -> None:
-            super().start(spec)
-            self.pid = len(self.specs)
-
-    engine = SlowEngine()
+    engine = ScriptedEngine()
     monkeypatch.setattr(engine, "_load", list)  # no event: the model goes on loading
     lines = ScriptedLines("/help", "", "/restart")
     # The first answer of each line is for a Ctrl-C from before it.
