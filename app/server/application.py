@@ -54,7 +54,7 @@ _ROUTING_ERRORS = {
     404: (
         "not_found",
         "this server has no such endpoint; it has OpenAI's chat completions, completions, responses and models, and "
-        "Anthropic's messages",
+        "Anthropic's messages, but not Ollama's API",
     ),
     405: ("method_not_allowed", "this endpoint takes other methods; the Allow header has them"),
 }

@@ -75,6 +75,7 @@ def test_requests_with_a_foreign_origin_are_refused(client: httpx.Client, header
 
 def test_unknown_paths_and_methods_are_refused(client: httpx.Client) -> None:
     assert error(client.get("/v1/nothing"))["code"] == "not_found"
+    assert "Ollama" in error(client.post("/api/chat", json={"model": "x"}))["message"]
     assert error(client.get(CHAT))["code"] == "method_not_allowed"
     assert client.get(CHAT).headers["Allow"] == "POST"
     assert "endpoint" in error(client.post("/v1/embeddings", json={}))["message"]
