@@ -9,7 +9,7 @@ Guard: tests/app/config/test_settings.py.
 import tomllib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 from msgspec import Struct, field
 
@@ -78,12 +78,7 @@ class Settings(Struct, frozen=True):
     run: RunSettings = field(default_factory=RunSettings)
 
 
-_SECTIONS: dict[str, type[object]] = {
-    "chat": ChatSettings,
-    "sampling": AnswerOptions,
-    "screen": ScreenSettings,
-    "run": RunSettings,
-}
+_SECTIONS: dict[str, type[object]] = get_type_hints(Settings)
 _SAMPLING_DOC = "Sampling of the chat, run and batch. Unset: the model's recommendation, else greedy."
 
 

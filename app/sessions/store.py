@@ -216,7 +216,14 @@ class SessionStore:
         sampling: Mapping[str, object] | None = None,
         system: str | None = None,
     ) -> Message:
-        """Add a message below `parent_id` (None: a first message) and make it the active leaf.
+        """Add a message and make it the active leaf.
+
+        parent_id: the message before; None: it is a first message.
+        role, content: of the message.
+        model: that answers; None for a question.
+        attachments: of a question.
+        partial: an answer that `grow` continues.
+        sampling, system: in effect for an answer; None for a question.
 
         Raises DeletedError if the session or the parent is gone.
         """
@@ -435,7 +442,7 @@ class SessionStore:
     def _refuse_deleted(self, table: str, row: int | str | None) -> None:
         """Raise DeletedError if another process deleted the row."""
         if row is not None and not self.db.rows(f"SELECT 1 FROM {table} WHERE id = ?", row):
-            what = table.removesuffix("s")
+            what = table.removesuffix("s")  # a session, or a message
             raise DeletedError(f"this {what} was deleted elsewhere", "open the session again, or begin another")
 
     def _refuse_damaged(self, message_id: int) -> None:

@@ -105,7 +105,7 @@ class Drafting:
 
         def sampler() -> Sampler:
             assert sequence.sampler is not None
-            return sequence.sampler.fork()
+            return sequence.sampler.fork()  # drafts change penalties and keys of the fork alone
 
         if choice in ("auto", "ngram"):
             proposers.append(NGram(sampled=sequence.request.sampling.temperature > 0, recent=self.recent))
@@ -118,6 +118,7 @@ class Drafting:
             proposers.append(DraftModel(self._draft, sequence.limit, self._vocab_size, sampler))
         if sequence.constraint is None:
             return proposers
+        # Tokens without an alternative need no proposer; with some, each of them drafts after the forced tokens.
         return [ForcedTokens(sequence.constraint, inner) for inner in proposers or (None,)]
 
     def add(self, chunks: list[ScheduledChunk], extend: Extend) -> list[ScheduledChunk]:
@@ -325,6 +326,6 @@ def _chances(sequence: Sequenced, proposer: Proposer, unread: int) -> Sequence[f
     max_tokens = min(MAX_DRAFT, sequence.remaining - 1)
     try:
         return list(accumulate(proposer.chances(max_tokens + unread), mul))[unread : max_tokens + unread]
-    except Exception:  # so here
+    except Exception:  # the answer goes on without draft tokens
         sequence.proposers.remove(proposer)
         return ()

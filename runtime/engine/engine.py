@@ -372,8 +372,11 @@ class Engine:
     def prefetch(self, prompt: list[int], stop: Callable[[], bool]) -> PrefetchedPrompt | None:
         """Prefill the expected beginning of the next prompt, while no request waits; return the prefilled part.
 
-        None, and nothing is done, without `keep_prefix`. stop: called between chunks; True ends the prefill early, with
-        nothing lost. Raises the errors of `generate`.
+        Without `keep_prefix` nothing is done, and None is returned.
+
+        stop: called between chunks; True ends the prefill early, with nothing lost.
+
+        Raises the errors of `generate`.
         """
         self._check_idle()
         self.check(Request(prompt))
@@ -390,7 +393,7 @@ class Engine:
                 self.kv.release(cache, prompt)
                 self._stop_work()
                 return prefetched
-        except BaseException:
+        except BaseException:  # Ctrl-C, too, as in `step`
             self._abandon_work()
             raise
 

@@ -317,7 +317,7 @@ class LiveMetrics:
 
     def _forget_derived(self) -> None:
         """Have the cached properties computed again: several sections read them in one drawing."""
-        for name in ("_now", "figures", "latencies"):
+        for name in _CACHED:
             vars(self).pop(name, None)  # where `cached_property` stores its value
 
     # -- read by the view ------------------------------------------------------------------------------------------
@@ -572,6 +572,9 @@ class LiveMetrics:
                 {**to_builtins(step), "achieved_bandwidth_gb_s": step.achieved_gb_s} for step in self.answer.records
             ],
         }
+
+
+_CACHED = [name for name, value in vars(LiveMetrics).items() if isinstance(value, cached_property)]
 
 
 def _corrected(machine: MachineFacts, summary: Summary) -> MachineFacts:
