@@ -38,6 +38,8 @@ _MAX_NAME_BYTES = 256  # the specification limits tensor names to 64; keys in us
 _MAX_ARRAY_ELEMENTS = 1 << 21
 _MAX_TEXT_BYTES = 4 << 20  # chat templates in use have up to 20,000
 MAX_HEADER_BYTES = 48 << 20  # headers in use have up to 20 MB
+_MANY_TEXTS = 1 << 12  # from that many on, their ends are searched for together
+_USUAL_TEXT_BYTES = 32  # of a text and its length, on average: tokens and merges in use have 12 to 25
 _MAX_KEYS = 1 << 14  # in use: about 60
 _MAX_TENSORS = 1 << 16  # in use: 2,000
 
@@ -185,6 +187,39 @@ def _instead(type_name: str) -> str:
     return next((other for kind, other in _INSTEAD.items() if type_name.startswith(kind)), "Q8_0")
 
 
+def _ends_of_texts(data: mmap.mmap | bytes, first: int, count: int, limit: int) -> list[int]:
+    """Return where each text ends after `first`, before which it begins: those before `limit` and of usual length."""
+    end = first
+    ends: list[int] = []
+    with suppress(struct.error):
+        for _ in range(count):
+            (length,) = _LENGTH.unpack_from(data, end)
+            end += length + 8
+            if end > limit or length > _MAX_TEXT_BYTES:
+                break
+            ends.append(end - first)
+    return ends
+
+
+def _ends_of_short_texts(data: mmap.mmap | bytes, first: int, count: int, limit: int) -> list[int] | None:
+    """Return `_ends_of_texts` at once; None unless each text has 1 to 255 bytes without seven zeros in a row.
+
+    The length of such a text is one byte and seven zeros. If every text ends where the next seven zeros are due, these
+    places are all lengths.
+    """
+    import numpy as np  # late: reading the first keys of many files needs none
+
+    block = np.frombuffer(data, np.uint8, min(limit - first, count * _USUAL_TEXT_BYTES), first)
+    is_zero = block == 0
+    is_zero = is_zero[:-1] & is_zero[1:]  # two in a row
+    is_zero = is_zero[:-2] & is_zero[2:]  # four
+    is_zero = is_zero[:-3] & is_zero[3:]  # seven
+    lengths_at = np.flatnonzero(is_zero)[:count] - 1
+    ends = lengths_at + 8 + block[lengths_at]
+    follow = len(ends) == count and lengths_at[0] == 0 and np.array_equal(ends[:-1], lengths_at[1:])
+    return ends.tolist() if follow and ends[-1] <= len(block) else None
+
+
 class _HeaderReader:
     """A single pass over the header; `position` stays within `[0, size]`.
 
@@ -329,19 +364,13 @@ class _HeaderReader:
         return [bool(value) for value in values]
 
     def texts(self, count: int, key: str) -> StringList:
-        """Return `count` consecutive texts. A vocabulary and its merges have some 500,000: each costs one unpacking."""
+        """Return `count` consecutive texts. A vocabulary and its merges have some 500,000."""
         data = self.data
         limit = min(len(data), self.size, MAX_HEADER_BYTES)
         first = self.position
-        end = first
-        ends: list[int] = []
-        with suppress(struct.error):
-            for _ in range(count):
-                (length,) = _LENGTH.unpack_from(data, end)
-                end += length + 8
-                if end > limit or length > _MAX_TEXT_BYTES:
-                    break
-                ends.append(end - first)
+        ends = _ends_of_short_texts(data, first, count, limit) if count > _MANY_TEXTS else None
+        if ends is None:
+            ends = _ends_of_texts(data, first, count, limit)
         self.position = first + ends[-1] if ends else first
         for _ in range(count - len(ends)):
             self.text(key)  # refuses the first, which is too long or cut off

@@ -5,7 +5,10 @@ from pathlib import Path
 
 import gguf
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from headrace.models.gguf import header
 from headrace.models.gguf.container import open_container
 from headrace.models.gguf.header import StringList
 from headrace.models.gguf.metadata import Metadata
@@ -31,6 +34,21 @@ def test_metadata_and_tensors_equal_those_of_the_gguf_library(variant: str, tmp_
         found = container.tensors[tensor.name]
         assert (found.type, found.shape) == (tensor.tensor_type.name, tuple(reversed(tensor.shape.tolist())))
         assert found.data.tobytes() == tensor.data.tobytes()
+
+
+@given(st.lists(st.binary(max_size=20) | st.binary(min_size=250, max_size=260), min_size=1), st.integers(0, 40))
+@example([b"a" * 255, b"\0" * 6], 0)
+@example([b"\x01" + b"\0" * 7], 0)
+def test_ends_that_are_searched_for_together_are_those_of_each_text(texts: list[bytes], lost: int) -> None:
+    content = b"???" + b"".join(struct.pack("<Q", len(text)) + text for text in texts)
+    limit = max(3, len(content) - lost)
+    each = header._ends_of_texts(content, 3, len(texts), limit)
+    together = header._ends_of_short_texts(content, 3, len(texts), limit)
+    if together is None:
+        plain = all(0 < len(text) < 256 and b"\0" not in text for text in texts)
+        assert not plain or lost or sum(len(text) + 8 for text in texts) > 32 * len(texts)
+    else:
+        assert together == each
 
 
 def test_tokens_that_are_no_utf_8_are_refused_when_they_are_read(tmp_path: Path) -> None:
