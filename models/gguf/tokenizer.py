@@ -8,7 +8,8 @@ Guard: tests/models/gguf/test_tokenizer.py.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import msgspec
 from msgspec.structs import replace
@@ -33,6 +34,7 @@ from headrace.models.text.vocabulary import (
     spell_spaces,
 )
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+from headrace.runtime.machine.background import run_in_background
 
 # "\xe4": its digits; "\n" and others: the character
 _ESCAPE = re.compile(rb"\\(?:x([0-9a-f]{2})|(.))", re.DOTALL)
@@ -42,35 +44,38 @@ _OF_CHARACTERS = ("gemma4", "sarvam-moe")  # pre-tokenizers of BPE over characte
 
 def build_tokenizer(metadata: Metadata, vocabulary: Vocabulary) -> tuple[bytes, SpecialIds]:
     """Return tokenizer.json of a GGUF file. Raises UnsupportedModelError for an unsupported kind."""
-    # Each kind decides the ids with a role, the rules of the library, and the merges.
+    # Each kind decides the ids with a role, the rules of the library, and how merges are made.
     model = metadata.text("tokenizer.ggml.model")
     pre = metadata.text("tokenizer.ggml.pre", "default") if model == "gpt2" else ""
     if model == "gemma4" or pre in _OF_CHARACTERS:
         special = read_special_ids(metadata, vocabulary, add_bos=model == "gemma4", is_spm=False)
         rules = _characters(_unknown(vocabulary, special))
-        merges = _stated_merges(metadata, vocabulary)
+        make_merges = partial(_stated_merges, metadata, vocabulary)
     elif model == "gpt2":
         rule = pre_tokenizer(pre)
         special = read_special_ids(metadata, vocabulary, add_bos=rule.add_bos, is_spm=False)
         rules = _byte_level(rule)
-        merges = _stated_merges(metadata, vocabulary)
+        make_merges = partial(_stated_merges, metadata, vocabulary)
     elif model == "llama":
         special = read_special_ids(metadata, vocabulary, add_bos=True, is_spm=True)
         prefix = metadata.flag("tokenizer.ggml.add_space_prefix", True)
         rules = _sentencepiece(_unknown(vocabulary, special), prefix)
-        merges = merges_by_score(vocabulary, metadata.numbers("tokenizer.ggml.scores", len(vocabulary.tokens)))
+        scores = metadata.numbers("tokenizer.ggml.scores", len(vocabulary.tokens))
+        make_merges = partial(merges_by_score, vocabulary, scores)
     elif model == "rwkv":
         vocabulary = _unescaped_tokens(vocabulary)
         special = read_special_ids(metadata, vocabulary, add_bos=False, is_spm=False)
         rules = longest_match(vocabulary.tokens[index] for index in vocabulary.ids_of(NORMAL))
-        merges = iter(())  # the longest token at each place is taken
+        make_merges = partial(iter, ())  # the longest token at each place is taken
     else:
         raise UnsupportedModelError(
             f"the tokenizer {model!r} is not supported",
             hint="look for an MLX or safetensors version of this model" if model == "plamo2" else None,
         )
     _wrap(rules, vocabulary, special)
-    return _document(rules, vocabulary, merges), special
+    # Merges by score take numpy's time, which leaves Python free.
+    with run_in_background(make_merges) as merges:
+        return _document(rules, vocabulary, merges), special
 
 
 def _unescaped_tokens(vocabulary: Vocabulary) -> Vocabulary:
@@ -99,8 +104,8 @@ def _unknown(vocabulary: Vocabulary, special: SpecialIds) -> str | None:
     return None if special.unknown is None else vocabulary.tokens[special.unknown]
 
 
-def _document(rules: Tokenizer, vocabulary: Vocabulary, merges: Iterable[tuple[str, str]]) -> bytes:
-    """Return tokenizer.json with the tokens and merges in place of none.
+def _document(rules: Tokenizer, vocabulary: Vocabulary, merges: Callable[[], Iterable[tuple[str, str]]]) -> bytes:
+    """Return tokenizer.json with the tokens and merges in place of none. merges: called once, last.
 
     They do not pass through the library, which takes seconds to read and write them. Merges are texts "left right",
     which load faster than pairs, unless a part contains a space. Tokens are sorted: the library reads them into a
@@ -110,10 +115,6 @@ def _document(rules: Tokenizer, vocabulary: Vocabulary, merges: Iterable[tuple[s
     model = document["model"]
     tokens = vocabulary.tokens
     model["vocab"] = {tokens[index]: index for index in sorted(range(len(tokens)), key=tokens.__getitem__)}
-    pairs = list(merges)
-    texts = [f"{left} {right}" for left, right in pairs]
-    has_spaces = "".join(texts).count(" ") > len(texts)
-    model["merges"] = pairs if has_spaces else texts
     special = set(vocabulary.ids_of(*SPECIAL))
     document["added_tokens"] = [
         {
@@ -127,6 +128,10 @@ def _document(rules: Tokenizer, vocabulary: Vocabulary, merges: Iterable[tuple[s
         }
         for index in vocabulary.ids_of(*SPECIAL, USER_DEFINED)
     ]
+    pairs = list(merges())
+    texts = [f"{left} {right}" for left, right in pairs]
+    has_spaces = "".join(texts).count(" ") > len(texts)
+    model["merges"] = pairs if has_spaces else texts
     return msgspec.json.encode(document)
 
 
