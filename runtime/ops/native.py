@@ -24,6 +24,7 @@ from headrace.runtime.ops.kv_format import FLOAT16, KVFormat, plain
 from headrace.runtime.ops.layer_weights import LayersNode, LayerWeights
 from headrace.runtime.ops.mixers import MixerSpec
 from headrace.runtime.ops.native_plans import (
+    HEAD_STEP,
     PreparedWeight,
     attention_plan,
     experts_plan,
@@ -230,7 +231,7 @@ def kv_format(compute: mx.Dtype) -> KVFormat:
 
 def supports_packed(head_dim: int) -> bool:
     """Return whether attention reads packed K/V of this head size."""
-    return head_dim % 16 == 0
+    return head_dim % HEAD_STEP == 0
 
 
 def packed_format(kv: KVFormat, _head_dim: int) -> KVFormat:
@@ -432,7 +433,8 @@ def attend_heads(
     batch, _, length, dim = q.shape
     if phase is None:
         phase = "decode" if length == 1 else "prefill"
-    supported = q.dtype == mx.float32 and dim % 16 == 0 and keys.shape == values.shape and keys.dtype == values.dtype
+    fits = dim % HEAD_STEP == 0 and keys.shape == values.shape
+    supported = fits and q.dtype == mx.float32 and keys.dtype == values.dtype
     visible = None
     if isinstance(mask, mx.array):
         phase = "prefill"

@@ -25,6 +25,7 @@ from headrace.runtime.ops.passes import Pass
 from headrace.runtime.ops.weights import AttentionSpec, Mixture, Rope, Weight
 
 __all__ = [
+    "HEAD_STEP",
     "PreparedWeight",
     "attention_plan",
     "experts_plan",
@@ -39,6 +40,8 @@ __all__ = [
     "packings",
     "prepared_matrix",
 ]
+
+HEAD_STEP = 16  # the kernels attend to heads whose sizes are multiples of this, and refuse others
 
 missing: str | None = None  # the reason, if the kernels did not load
 if TYPE_CHECKING:
@@ -250,7 +253,7 @@ def attention_plan(spec: AttentionSpec) -> "kernels.AttentionPlan | None":
     rope = None
     if spec.rope is not None:
         rope = native_rope(spec.rope)
-    if spec.head_dim % 16 == 0:  # the kernels refuse others
+    if spec.head_dim % HEAD_STEP == 0:
         plan = kernels.AttentionPlan(
             spec.heads,
             spec.kv_heads,
