@@ -16,9 +16,10 @@ from weakref import finalize
 
 import mlx.core as mx
 
+from headrace.app.answer import MAX_RUNNING
 from headrace.app.answer.answer import Answer, EncodedPrompt
 from headrace.app.answer.answer_stream import AnswerStream
-from headrace.app.answer.answerer import MAX_RUNNING, Answerer
+from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.engine_thread import AnswerPart, EngineThread, OpenAnswer, wait_for_item
 from headrace.app.answer.generation import Generation, generation, plain_schema
 from headrace.app.answer.messages import read_messages

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import replace
 
+from headrace.app.answer import MAX_RUNNING
 from headrace.app.answer.answer import Answer, EncodedPrompt, TextEvent
 from headrace.app.answer.options import AnswerOptions, recommended_options
 from headrace.models.loading.load import LoadedModel
@@ -44,9 +45,6 @@ if TYPE_CHECKING:
 
 Messages = Sequence[Mapping[str, object]]
 """`{"role": "system" | "user" | "assistant" | "tool", "content": text}`; calls: see `app.answer.messages`."""
-
-MAX_RUNNING = 16
-"""Sequences served at a time, unless more are asked for."""
 
 
 class Answerer:

@@ -11,6 +11,7 @@ Guards: tests/app/answer/test_tools.py, tests/app/batch/test_parse.py and tests/
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headrace.app.answer import MAX_RUNNING
 from headrace.app.answer.call import EFFORTS, Call
 from headrace.app.answer.fields import Body, answer_options, flag, mapping, read, refuse
 from headrace.app.answer.messages import read_messages, tool_call
@@ -24,8 +25,8 @@ from headrace.runtime.config.value_types import OneOf, Text, Whole, shown
 from headrace.runtime.engine.request import Finished
 from headrace.runtime.errors import UsageError
 
-MAX_CHOICES = 16
-"""Answers to one request: as many as the engine runs at a time by default (`answerer.MAX_RUNNING`)."""
+MAX_CHOICES = MAX_RUNNING
+"""Answers to one request: as many as the engine runs at a time by default."""
 MAX_LOGPROBS = 5  # of completions, as in OpenAI's API
 # Other names of options: OpenAI's newer one, and llama.cpp's.
 _ALIASES = {"max_completion_tokens": "max_tokens", "repeat_penalty": "repetition_penalty"}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import Struct
 
+from headrace.app.answer import MAX_RUNNING
 from headrace.app.answer.options import AnswerOptions, recommended_options, sampling_source
 from headrace.app.cli.answer_options import answer_options, as_object
 from headrace.app.cli.awake import keep_awake
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from headrace.runtime.network import Network
 
 STDOUT = "-"
-PARALLEL = 16  # requests at a time, unless --parallel says otherwise: as `answerer.MAX_RUNNING`
 
 
 class BatchArguments(Struct, frozen=True):
@@ -90,7 +90,9 @@ class BatchArguments(Struct, frozen=True):
 @click.option("-s", "--system", metavar="TEXT", help="System message of lines that have none.")
 @answer_options
 @click.option("--raw", is_flag=True, help="No chat template: prompts are continued as they are.")
-@click.option("--parallel", type=click.IntRange(1, 256), default=PARALLEL, help=f"Requests at a time [{PARALLEL}].")
+@click.option(
+    "--parallel", type=click.IntRange(1, 256), default=MAX_RUNNING, help=f"Requests at a time [{MAX_RUNNING}]."
+)
 @click.option("--in-order", is_flag=True, help="Results in the order of the lines, not as they finish.")
 @model_options
 @click.option("--json", "as_json", is_flag=True, help="With -o: the summary as one JSON document.")

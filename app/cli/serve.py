@@ -16,6 +16,7 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
+from headrace.app.answer import MAX_RUNNING
 from headrace.app.cli.answer_options import as_object
 from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.model_options import LoadArguments, model_option, model_options
@@ -96,7 +97,9 @@ class ServeArguments(Struct, frozen=True):
 @click.option("--api-key", metavar="KEY", help="Key that requests must have [HEADRACE_API_KEY].")
 @click.option("--allow-origin", "origins", multiple=True, metavar="URL", help="Web page that may call. Repeatable.")
 @click.option("--alias", "aliases", multiple=True, metavar="NAME", help="Other name of the model; *: any. Repeatable.")
-@click.option("--parallel", type=click.IntRange(1, 256), default=16, help="Requests at a time [16].")
+@click.option(
+    "--parallel", type=click.IntRange(1, 256), default=MAX_RUNNING, help=f"Requests at a time [{MAX_RUNNING}]."
+)
 @click.option(
     "--queue", type=click.IntRange(0, 10_000), default=MAX_WAITING, help=f"Waiting requests, at most [{MAX_WAITING}]."
 )

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from headrace.app.answer import MAX_RUNNING
+
 if TYPE_CHECKING:
     from headrace.models.loading.load import ActivationsChoice, KVChoice
     from headrace.runtime.errors import UsageError
@@ -62,7 +64,7 @@ class ModelSpec(Struct, frozen=True):
     force: bool = False
     draft: str | None = None
     serving: bool = False
-    max_running: int = 16  # `answerer.MAX_RUNNING`, whose module imports mlx
+    max_running: int = MAX_RUNNING
     activations: str = "16"
     hosts: HostsChoice | None = None
 

@@ -78,7 +78,7 @@ def profile_rows(profile: Profile, width: int) -> list[tuple[str, Text]]:
     total = sum(profile.parts_ms.values())
     rows = [("profile", Text(headline(profile)))]
     for name, milliseconds in profile.parts_ms.items():
-        line = Text(f"{name:<19}")  # the longest of `profile.PARTS` and a space
+        line = Text(name.ljust(max(map(len, profile.parts_ms)) + 1))
         if width >= _BARS_FROM:
             filled = round(milliseconds / total * _BAR)
             line.append("━" * filled, "cyan").append("─" * (_BAR - filled), "dim")

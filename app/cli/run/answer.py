@@ -13,8 +13,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.app.answer import MAX_RUNNING
 from headrace.app.answer.answer import Answer, EncodedPrompt
-from headrace.app.answer.answerer import MAX_RUNNING, Answerer
+from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.first_pass import FirstPassLine
 from headrace.app.answer.options import DEFAULTS
 from headrace.app.answer.repetition import REPEATS
