@@ -118,7 +118,7 @@ def fetch_header(hub: HubId) -> HubHeader:
         info = _model_info(hub, files_metadata=True)
         if info is None:
             return _cached_header(hub)
-        siblings = {sibling.rfilename: sibling for sibling in info.siblings or []}
+        siblings = _siblings(info)
         with explained(hub):
             names = choose_files(siblings, hub.repo, hub.file, hub.quantization)
             size = sum(siblings[name].size or 0 for name in names)
@@ -148,8 +148,8 @@ def _gguf_header(hub: HubId, info: ModelInfo, names: Sequence[str]) -> "Containe
     from headrace.models.gguf.container import remote_container  # late: numpy
     from headrace.models.gguf.convert import config_tensors
 
-    sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
-    files = [HubFile(hub.repo, check_commit(info.sha), name, sizes[name]) for name in names]
+    siblings = _siblings(info)
+    files = [HubFile(hub.repo, check_commit(info.sha), name, siblings[name].size or 0) for name in names]
     return remote_container(files, config_tensors)
 
 
@@ -177,7 +177,7 @@ def _model_info(hub: HubId, *, files_metadata: bool = False) -> ModelInfo | None
 
 def _download(hub: HubId, info: ModelInfo, progress: Progress) -> HubFiles:
     """Check a model's header, then download its files. Files that were in the cache before are not verified again."""
-    siblings = {sibling.rfilename: sibling for sibling in info.siblings or []}
+    siblings = _siblings(info)
     names = choose_files(siblings, hub.repo, hub.file, hub.quantization)
     commit = check_commit(info.sha)
     cached = {name for name in names if isinstance(try_to_load_from_cache(hub.repo, name, revision=commit), str)}
@@ -214,8 +214,8 @@ def fetch_adapter(hub: HubId, progress: Progress, *, fetch: bool = True) -> Path
                 names = _adapter_files(cached_names, hub)
             except (OSError, ValueError, HeadraceError) as error:
                 raise unreachable(hub) from error
-            return folder / names[0] if len(names) == 1 else folder
-        names = _adapter_files([sibling.rfilename for sibling in info.siblings or []], hub)
+            return _adapter_at(folder, names)
+        names = _adapter_files(list(_siblings(info)), hub)
         cached = {name for name in names if isinstance(try_to_load_from_cache(hub.repo, name, revision=info.sha), str)}
         with explained(hub):
             folder = _download_files(hub, info, names, cached, progress)
@@ -223,7 +223,12 @@ def fetch_adapter(hub: HubId, progress: Progress, *, fetch: bool = True) -> Path
             branch = folder.parents[1] / "refs" / (hub.revision or "main")
             branch.parent.mkdir(parents=True, exist_ok=True)
             branch.write_text(check_commit(info.sha))
-            return folder / names[0] if len(names) == 1 else folder
+            return _adapter_at(folder, names)
+
+
+def _adapter_at(folder: Path, names: Sequence[str]) -> Path:
+    """Return what of a snapshot is the adapter: its only file, a GGUF, or the folder of config and weights."""
+    return folder / names[0] if len(names) == 1 else folder
 
 
 def _adapter_files(names: Sequence[str], hub: HubId) -> list[str]:
@@ -243,7 +248,7 @@ def _adapter_files(names: Sequence[str], hub: HubId) -> list[str]:
 
 def _download_files(hub: HubId, info: ModelInfo, names: Sequence[str], cached: set[str], progress: Progress) -> Path:
     """Download files of one commit into the hub's cache, and verify those that were not in it; return their folder."""
-    siblings = {sibling.rfilename: sibling for sibling in info.siblings or []}
+    siblings = _siblings(info)
     sizes = {name: siblings[name].size or 0 for name in names}
     bar = bar_class(progress, sum(sizes[name] for name in cached), sum(sizes.values()))
     folder = Path(
@@ -296,6 +301,11 @@ def _hub_files(
     at = config.removesuffix("config.json")  # "", or the folder with a slash
     sha256 = {name.removeprefix(at): digest for name, digest in sha256.items()}
     return HubFiles(hub.repo, commit, snapshot / at, None, licence, [name.removeprefix(at) for name in names], sha256)
+
+
+def _siblings(info: ModelInfo) -> dict[str, RepoSibling]:
+    """Return the files of a repository by name, with the facts that the hub states."""
+    return {sibling.rfilename: sibling for sibling in info.siblings or []}
 
 
 def _config_of(names: Sequence[str]) -> str | None:
