@@ -136,6 +136,7 @@ class ResultFile:
         return lines, whole
 
     def _borrowed(self) -> io.FileIO:
+        """Return the file for reading from its start: closing what this returns does not end the lock."""
         self._file.seek(0)
         return io.FileIO(self._file.fileno(), closefd=False)
 
@@ -191,6 +192,7 @@ class ResultFile:
                 other.unlink()
 
     def _claim(self, path: Path, flags: int) -> io.FileIO:
+        """Open a file with the flags of `os.open`, and lock it for this process. Raises UsageError if it is locked."""
         file = io.FileIO(path, "r+", opener=lambda name, _mode: os.open(name, flags | os.O_CLOEXEC, 0o666))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -201,6 +203,7 @@ class ResultFile:
 
     @contextlib.contextmanager
     def _errors(self, path: Path | None = None) -> Iterator[None]:
+        """Raise OSErrors of the block as errors about `path`, by default the file as it was given."""
         try:
             yield
         except OSError as error:

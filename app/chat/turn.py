@@ -132,6 +132,7 @@ class Turn:
             self._append(delta.text, delta.kinds)
 
     def _append(self, text: str, kinds: Kinds) -> None:
+        """Add text to the answer, and keep it for the store; the first text creates the message."""
         text = storable(text)
         self._unsaved += text
         self.written = self.written.grown(text, kinds)
@@ -182,7 +183,9 @@ class Turn:
             raise
 
     def _finish(self, reason: str) -> None:
-        has_answer = self._unsaved or (self.metrics is not None and reason != "cancelled")  # an empty one, too
+        """Store the end, after the text that is missing there."""
+        # A model may end its answer without text, and a message may not have been created before: both are made here.
+        has_answer = self._unsaved or (self.metrics is not None and reason != "cancelled")
         if self.answer is None and has_answer and not self.summarising:
             self._append("", Kinds())
         self._grow()
@@ -201,6 +204,7 @@ class Turn:
         self.is_stored = True
 
     def _grow(self) -> None:
+        """Store the text that arrived, on the disk for good every DURABLE_S."""
         if not self._unsaved or self.answer is None:
             return
         now = time.monotonic()

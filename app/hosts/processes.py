@@ -102,7 +102,7 @@ class RankProcess:
             self._ordered = True
 
     def report(self, until: float) -> dict[str, Any]:
-        """Return the process's report, and how far its clock is ahead. until: monotonic clock.
+        """Return the process's report, and in it as `clock_offset` how far its clock is ahead. until: monotonic clock.
 
         Raises HeadraceError for a process that ends, is silent for SILENCE_S, or has not reported until then.
         """
@@ -193,9 +193,8 @@ class RankProcess:
         """Take heartbeats, of which the first has the process's id, and the report; answer each once it has orders."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            with suppress(
-                ValueError, RecursionError, TypeError
-            ):  # a line of another program, such as a shell's greeting
+            # Other programs print on the same pipe, such as a shell its greeting: such lines are no documents.
+            with suppress(ValueError, RecursionError, TypeError):
                 if not isinstance(document := json.loads(line), dict):
                     continue
                 self._last_line_at = time.monotonic()

@@ -96,6 +96,10 @@ class Ranks:
             self._measure(probe, examine=examine)
 
     def _take_report(self, process: RankProcess, until: float, model: Facts | None, *, examine: bool) -> None:
+        """Add the process's report to `reports`, and raise why its rank cannot take part, unless it is only examined.
+
+        A rank that does not report has its error instead.
+        """
         try:
             report = process.report(until)
             error = refusal(process.host, report, self.reports[0], model)
@@ -230,7 +234,12 @@ def missing_backend(backend: str) -> UsageError | None:
 
 
 def refusal(host: Host, report: Facts, own_report: Facts, model: Facts | None) -> HeadraceError | None:
-    """Return why a rank cannot take part, None if it can."""
+    """Return why a rank cannot take part, None if it can.
+
+    report: the rank's; `rank.py` makes it.
+    own_report: rank 0's, with whose versions it must agree.
+    model: rank 0's copy of the model, with which the rank's must agree; None if no model is run.
+    """
     if "versions" not in report:
         return EngineError(report["error"], report.get("hint"))
     for name, version in own_report["versions"].items():

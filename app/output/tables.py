@@ -45,7 +45,7 @@ class Column(Struct, frozen=True):
     def of(
         cls, rows: Sequence[_T], name: str, cell: Callable[[_T], Cell], leaves: int = 0, *, right: bool = True
     ) -> "Column":
-        """Make a column with a cell per row."""
+        """Make a column with the `cell` of each row. The other parameters: see the class."""
         return cls(name, [cell(row) for row in rows], leaves, right)
 
     @property

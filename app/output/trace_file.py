@@ -97,7 +97,7 @@ def _steps(sequence: TracedSequence, track: int, memory_gb_s: float | None) -> I
 def _parts(step: StepRecord, start: int, end: int, memory_gb_s: float | None) -> list[tuple[str, int, int]]:
     """Return (name, start, end) of a step's parts, which fill it: sums by kind of work, one after the other.
 
-    Timed ones are as measured. Computed ones are reading, at most the whole step, and the rest.
+    Timed ones are as measured. Computed ones are reading, at most the whole step, and the rest. Nanoseconds.
     """
     if step.parts is not None:
         ends = [start]
@@ -137,6 +137,7 @@ def _arguments(step: StepRecord) -> dict[str, object]:
 def _slice(
     name: str, category: str, track: int, start: int, end: int, arguments: Mapping[str, object]
 ) -> dict[str, object]:
+    """Return the event of a bar on a track, from `start` to `end` in nanoseconds; viewers show the arguments of it."""
     end = max(start, end)
     return {**_event("X", name, start, track, arguments), "cat": category, "dur": (end - start) / 1000}
 

@@ -61,6 +61,7 @@ def read_tekken(file: Path) -> Tokenizer:
     pattern = config.get("pattern")
     size = config.get("default_vocab_size")
     controls = config.get("default_num_special_tokens")
+    # `type`, here and below: to `isinstance`, JSON's true would be a number, too.
     if not isinstance(pattern, str) or type(size) is not int or type(controls) is not int or not 0 < controls < size:
         raise CheckpointError(f"{file.name}: config states no pattern or no sizes")
     _check_controls(controls, file)

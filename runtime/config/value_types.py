@@ -87,7 +87,10 @@ class Whole(Struct, frozen=True):
 
 
 class TokenLimit(Whole, frozen=True):
-    """A number of tokens, at least 1; -1, as llama.cpp and others write it: no limit but the context's."""
+    """A number of tokens, at least 1; -1, as llama.cpp and others write it: no limit but the context's.
+
+    It is a `Whole` so that text is read as one; the range of that is not used.
+    """
 
     def read(self, value: object) -> int:
         if value == -1 and not isinstance(value, bool):

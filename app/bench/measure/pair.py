@@ -76,9 +76,11 @@ class _Run(Struct):
 
 
 def measure_pair(engine: Engine, test: Test, question: WorkloadPrompt, turn: int, way: Speculation = "auto") -> Sample:
-    """Measure repetition `turn`, which determines the seeds: mode `way` against no speculation.
+    """Answer the question with and without speculation. Raises EngineError for answers shorter than MIN_ANSWER tokens.
 
-    Raises EngineError for answers shorter than MIN_ANSWER tokens.
+    test: batch, length and temperature of the answers.
+    turn: number of the repetition, which determines the seeds and which of the two comes first.
+    way: the kind of speculation that is compared with none.
     """
     if turn % 2:
         order: tuple[Speculation, Speculation] = (way, "off")
@@ -123,7 +125,8 @@ def _answer(engine: Engine, test: Test, question: WorkloadPrompt, seed: int, spe
     waiting = set(sequences)  # for the first token
     running = set(sequences)  # until the last
     # Steps count once every sequence has its first token: the steps until then also prefill.
-    began = ended = time.perf_counter()
+    began = time.perf_counter()
+    ended = began
     while running:
         counts = not waiting
         for sequence, event in engine.step():

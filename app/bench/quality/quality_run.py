@@ -187,6 +187,7 @@ def measure(reference: Network, variants: Sequence[Variant], passages_by_depth: 
 def _measure(
     reference: Network, variants: Sequence[Variant], passages_by_depth: dict[int, Passage], stages: NumberedStages
 ) -> None:
+    """Score each passage in each phase, and add the condition's divergence and speed to each variant."""
     limit = max(len(passage.context) + len(passage.fed) for passage in passages_by_depth.values())
     forced: list[Scores] = [TeacherForcing(reference, limit, stages.tick)]
     forced += [variant.scores or TeacherForcing(_network_of(variant), limit, stages.tick) for variant in variants]
@@ -243,7 +244,13 @@ def document(
     *,
     interrupted: bool,
 ) -> QualityDocument:
-    """Return the document. notes: variants left out, and why."""
+    """Return the document.
+
+    others: models that the reference was compared with.
+    variants: with their divergences.
+    notes: variants left out, and why.
+    interrupted: Ctrl-C ended the measurement; some conditions are missing.
+    """
     file = options.text or SHIPPED
     return QualityDocument(
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -22,7 +22,7 @@ from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, first_that_fits, fitting
 from headrace.runtime.metrics.units import format_rate
 
-_MARGIN = 10**0.4  # factor around the points
+_MARGIN = 10**0.4  # factor around the points; its root above the roofs, where nothing is drawn
 _EXPLAINED = 10  # lines from which one says which roof limits the point
 _ROWS_A_TICK = 2  # lines from tick to tick, at least
 _CELLS_A_TICK = 8  # cells from tick to tick, about
@@ -153,7 +153,7 @@ def plot(
     speeds = [*(point.flops for point in points), memory * low_x, memory * slope_end]
     low_y = min(speeds)
     high_y = max(speeds) * _MARGIN**0.5
-    # The labels at the left decide how much room is left for the plot.
+    # The labels at the left decide how much room is left for the plot. Their rows are the same in any width.
     scale = _RooflineAxes(low_x, high_x, low_y, high_y, 1, rows)
     names = [""] * rows
     for value in log_ticks(low_y, high_y, max(1, rows // _ROWS_A_TICK)):
