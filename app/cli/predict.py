@@ -164,9 +164,10 @@ def _hosts_document(given: PredictOptions, contexts: Sequence[int]) -> dict[str,
 def _stored(
     shape: "StepShape", kv: str, targets: "Sequence[TargetMachine]", context: int, sequences: int
 ) -> "StepShape":
-    """Return the shape with K/V in format `kv`; `auto`: one in which the sequences fit on the first target.
+    """Return the shape with K/V in another format. Raises UsageError for one that the model cannot have.
 
-    Raises UsageError for a format that the model cannot have.
+    kv: name of the format; `auto`: the first in which `sequences` of `context` tokens each fit on the first target,
+        float16 without targets.
     """
     from headrace.app.predict.prediction import fitting_kv
     from headrace.runtime.ops.kv_format import FLOAT16, kv_format

@@ -72,7 +72,7 @@ class KernelFunctions:
         mask: mx.array | str | None,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        """Attend over a cache's keys and values."""
+        """Attend over a cache's keys and values, with the parameters of mlx-lm's function."""
         from mlx_lm.models.base import scaled_dot_product_attention
 
         if hasattr(cache, "bits") or not isinstance(keys, mx.array):
@@ -96,7 +96,7 @@ class KernelFunctions:
         freqs: mx.array | None = None,
         **options: Any,
     ) -> mx.array:
-        """Rotate heads as `mx.fast.rope` does."""
+        """Rotate heads as `mx.fast.rope` does, with its parameters; calls that the kernels do not support go to it."""
         supported = x.ndim == 4 and not any(options.values()) and (freqs is None or scale == 1.0)
         if isinstance(offset, int) and supported:
             rope = self._rope(dims, base, scale, freqs)

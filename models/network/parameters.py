@@ -77,6 +77,7 @@ class Parameters:
             part = text_part(checkpoint)
             adapter = checkpoint.adapter
         arrays = read(checkpoint)
+        # Parts of files, and a GGUF's weights, which are converted, are read once prepared, and released (`_prepared`).
         self._at_once = read is not weight_arrays or bool(checkpoint.gguf)
         self._quantization = part.quantization
         self._ops = ops

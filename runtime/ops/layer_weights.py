@@ -277,7 +277,13 @@ class LayersNode(Protocol):
         wanted: int,
         /,
     ) -> mx.array:
-        """Run the layers. x (1, T, E) -> (1, wanted, E). keys, values, firsts: per layer, see `attend`; in place."""
+        """Run the layers for one sequence. x (1, T, E) -> (1, wanted, E).
+
+        keys, values: buffers of each layer, written in place; see `attend`.
+        offset: position of the first row of x.
+        firsts: position of the first row of each layer's buffers.
+        wanted: rows of x of which the output is used, from the first on.
+        """
         ...
 
     def run_pass(
