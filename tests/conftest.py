@@ -9,13 +9,14 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import platformdirs
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
+from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, Phase, settings
 
 # No test depends on how fast the machine is, and each run tries the same inputs: what fails is what was changed.
@@ -31,6 +32,11 @@ settings.load_profile("headrace")
 # Hundreds of programs are started here: they need not compile the same files again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+
+# Programs ask the terminal for its size.
+for name in ("LINES", "COLUMNS"):
+    os.environ.pop(name, None)
 
 
 # What a background job or nohup ignores would be ignored by every program that a test starts and then interrupts.
@@ -119,8 +125,15 @@ def sample_cases(items: Sequence[pytest.Item], number: int) -> list[pytest.Item]
 gc.disable()  # collecting tests only adds objects
 
 
-def pytest_collection_finish() -> None:
-    """Exempt modules and collected tests, a million objects, from all further garbage collections."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Exempt modules and collected tests, a million objects, from all further garbage collections.
+
+    Then measure the machine briefly. No fixture does: each test would look at it.
+    """
+    if session.items:
+        from tests.support.steady import measure_machine_briefly
+
+        measure_machine_briefly()
     gc.freeze()
     gc.enable()
 
@@ -140,11 +153,13 @@ _armed_at = -math.inf  # on the monotonic clock
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> None:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Set the timer for hanging tests to its beginning, unless a test did so within the last minute.
 
     It also runs between tests. A process never waits long there: xdist ends those for which it has no test.
     pytest's `faulthandler_timeout` starts a thread for each test and waits for its end: half the time of a short test.
+
+    In a process of xdist, also run the test.
     """
     global _armed_at
     now = time.monotonic()
@@ -152,6 +167,21 @@ def pytest_runtest_protocol(item: pytest.Item) -> None:
         stderr = item.config.stash[fault_handler_stderr_fd_key]
         faulthandler.dump_traceback_later(HANG_S + _REARM_S, exit=True, file=stderr)
         _armed_at = now
+    if "PYTEST_XDIST_WORKER" not in os.environ or item.config.getoption("durations") is not None:
+        return None
+    _run_with_few_reports(item, nextitem)
+    return True
+
+
+def _run_with_few_reports(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Run a test, and report its call and what failed or was skipped.
+
+    xdist sends each report, and the start of each test, to the process that prints: as long as a short test takes.
+    """
+    for report in runtestprotocol(item, log=False, nextitem=nextitem):
+        if report.when == "call" or not report.passed:
+            item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
 
 
 def pytest_exception_interact() -> None:
@@ -170,38 +200,17 @@ TEST_HOME = Path(os.environ.get("HEADRACE_TEST_HOME") or platformdirs.user_cache
 
 
 @pytest.fixture(autouse=True)
-def _random_values_are_the_same() -> None:
-    """Seed the generators of Python and MLX, whose own seed is the time. Imports neither MLX nor anything else."""
+def _mlx_begins_anew() -> None:
+    """Seed the generators of Python and MLX, whose own seed is the time, and keep MLX from compiling on a CPU.
+
+    A C++ compiler would take seconds for each function. headrace compiles on GPUs only; tests of what compiling changes
+    call `mx.enable_compile`. One fixture and not two: each takes a tenth of a short test. Imports nothing.
+    """
     random.seed(1)
     if (mlx := sys.modules.get("mlx.core")) is not None:
         mlx.random.seed(1)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_compiled_on_a_cpu() -> None:
-    """Run functions that MLX compiles as they are: on a CPU, a C++ compiler would take seconds for each.
-
-    headrace compiles on GPUs only. Tests of what compiling changes call `mx.enable_compile`.
-    """
-    mlx = sys.modules.get("mlx.core")
-    if mlx is not None and mlx.default_device().type == mlx.cpu:
-        mlx.disable_compile()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _terminals_tell_their_size() -> Iterator[None]:
-    """Unset LINES and COLUMNS, so that programs ask the terminal for its size."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("LINES", raising=False)
-        patch.delenv("COLUMNS", raising=False)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _the_machine_is_measured_briefly() -> None:
-    from tests.support.steady import measure_machine_briefly
-
-    measure_machine_briefly()
+        if mlx.default_device().type == mlx.cpu:
+            mlx.disable_compile()
 
 
 @pytest.fixture(scope="session")
