@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import platformdirs
 import pytest
@@ -49,6 +50,7 @@ NIGHTLY_SAMPLE = 8  # one nightly test in so many runs where --nightly is a numb
 # One case in so many, at least one, of a test marked as sampled runs with the whole suite. `sampled(24)` is for cases
 # that take long or are hundreds.
 CASES_SAMPLE = 8
+Case = TypeVar("Case")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -90,36 +92,39 @@ def pytest_collection(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before plugins sort and mark the tests
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out nightly tests but for those asked for, and most cases of sampled tests where no file is named."""
+    """Leave out nightly tests but for those asked for."""
     wanted: str = config.getoption("--nightly")
     if wanted == "all":
         return
-    number = int(wanted) if wanted.isdecimal() else 0
     nightly = [item for item in items if item.get_closest_marker("nightly")]
     left_out = set(nightly)
     if wanted.isdecimal():
-        left_out -= set(nightly[number % NIGHTLY_SAMPLE :: NIGHTLY_SAMPLE])
-    if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
-        sampled = [item for item in items if item.get_closest_marker("sampled")]
-        left_out |= set(sampled) - set(sample_cases(sampled, number))
+        left_out -= set(nightly[int(wanted) % NIGHTLY_SAMPLE :: NIGHTLY_SAMPLE])
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
 
 
-def sample_cases(items: Sequence[pytest.Item], number: int) -> list[pytest.Item]:
-    """Return one case in so many of each test, at least one: each case comes up once in so many numbers."""
-    tests: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    chosen = []
-    for index, (name, cases) in enumerate(tests.items()):
-        marker = cases[0].get_closest_marker("sampled")
-        share = marker.args[0] if marker is not None and marker.args else CASES_SAMPLE
-        # Shuffled, alike in all processes: every eighth case of a product of parameters may have one value of each.
-        shuffled = random.Random(name).sample(cases, len(cases))
-        first = (number + index) % min(share, len(cases))
-        chosen += shuffled[first::share]
-    return chosen
+@pytest.hookimpl(trylast=True)  # when the test has all its cases
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Leave out most cases of sampled tests where no file is named, before an item is made for each of them."""
+    marker = metafunc.definition.get_closest_marker("sampled")
+    wanted: str = metafunc.config.getoption("--nightly")
+    if marker is None or wanted == "all" or metafunc.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    share = marker.args[0] if marker.args else CASES_SAMPLE
+    number = int(wanted) if wanted.isdecimal() else 0
+    metafunc._calls = sample_cases(metafunc._calls, share, number, metafunc.definition.nodeid)
+
+
+def sample_cases(cases: Sequence[Case], share: int, number: int, name: str) -> list[Case]:
+    """Return one case in `share` of a test, at least one: each case comes up once in so many numbers."""
+    if not cases:
+        return []
+    # Shuffled, alike in all processes: every eighth case of a product of parameters may have one value of each.
+    generator = random.Random(name)
+    shuffled = generator.sample(range(len(cases)), len(cases))
+    first = (number + generator.randrange(share)) % min(share, len(cases))
+    return [cases[index] for index in sorted(shuffled[first::share])]
 
 
 gc.disable()  # collecting tests only adds objects
