@@ -1,7 +1,7 @@
 """Statistics for few repetitions: spread, bootstrap intervals, Student's t. Plain Python, fixed seed.
 
 Free of numpy and scipy: their imports take longer than these computations. The fixed seed makes an interval a function
-of its values: a saved run shows the same figures every time. `tests/app/bench` compares with known values.
+of its values: a document shows the same figures every time. `tests/app/bench` compares with known values.
 """
 
 import math

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.app.bench.compare.history import History
 from headrace.app.sessions.store import SessionStore
 from headrace.models.registry.store import Store
 from tests.faults.io_errors import NEVER, SHORT, arm, build
@@ -105,11 +104,9 @@ def models(work: Path) -> dict[str, str]:
 
 
 def benched(work: Path) -> list[Any]:
-    """The document on standard output, the page, and whether the run is kept: not its figures, which differ."""
+    """The document on standard output, and the page: not its figures, which differ."""
     page = (work / "out").read_text("utf-8").rstrip()
-    with History(work / "home" / "data" / "bench.sqlite") as history:
-        kept = [sorted(json.loads(run.text)) for run in history.runs()]
-    return [sorted(json.loads(stdout(work))), page[-len("</html>") :], kept[-1]]
+    return [sorted(json.loads(stdout(work))), page[-len("</html>") :]]
 
 
 def settings(work: Path) -> str:
@@ -156,7 +153,7 @@ def commands(folder: Path, hub: HubServer) -> dict[str, Command]:
         "export": Command(export, file),
         "export over": Command([*export, "--force"], file, there),
         "doctor": Command(["sessions", "doctor", "--export", out], file),
-        "bench": Command([*bench, "--report", out, "--save"], benched),
+        "bench": Command([*bench, "--report", out], benched),
         "settings": Command(["paths", "--write-settings"], settings),
     }
 

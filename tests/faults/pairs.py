@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.app.bench.compare.history import History
 from headrace.app.config.settings import default_text
 from headrace.models.registry.store import Store
 from tests.faults.io_commands import conversations, results, settings
@@ -54,7 +53,6 @@ def pairs(folder: Path) -> dict[str, Pair]:
     source.write_text("".join(json.dumps({"id": f"q{i}", "prompt": f"question {i}"}) + "\n" for i in range(6)))
     run = ["run", "hi", "-m", model, "--save", *_ANSWER]
     batch = ["batch", str(source), "-o", out, "-m", model, *_ANSWER]
-    bench = ["bench", "-m", model, "-p", "8", "-n", "4", "-d", "0", "-r", "1", "--no-pg", "--save"]
     pull = ["models", "pull", "-q", _REPO]
     doctor = ["sessions", "doctor", "--export", out]
     write = ["paths", "--write-settings"]
@@ -70,7 +68,6 @@ def pairs(folder: Path) -> dict[str, Pair]:
         "pulls": Pair(pull, pull, _pulled),
         "pull, rm": Pair(pull, ["models", "rm", _REPO, "--yes"], _pulled_or_not, ((0, 0), (0, 1), (0, 2))),
         "batches": Pair(batch, batch, _answered, one_is_refused),
-        "benches": Pair(bench, bench, _benched),
     }
 
 
@@ -114,11 +111,6 @@ def _pulled_or_not(work: Path, _: tuple[int, int]) -> None:
 
 def _answered(work: Path, _: tuple[int, int]) -> None:
     assert len(results(work)) == 6
-
-
-def _benched(work: Path, _: tuple[int, int]) -> None:
-    with History(work / "home" / "data" / "bench.sqlite") as history:
-        assert len(list(history.runs())) == 2
 
 
 def _one(folder: Path, pair: Pair, chance: random.Random) -> tuple[tuple[int, ...], str]:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PAIRS = (  # in three parts
     ("first starts", "runs", "run, rm", "run, doctor"),
     ("doctors", "run, export", "settings", "pulls"),
-    ("pull, rm", "batches", "benches"),
+    ("pull, rm", "batches"),
 )
 
 

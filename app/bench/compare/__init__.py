@@ -1,1 +1,1 @@
-"""Comparison of benchmark documents, saved runs, and significance."""
+"""Comparison of benchmark documents, and its significance."""

@@ -6,7 +6,7 @@ depth with separate tokens. `pp2048 into tg64 x4`: a prompt of 2048 tokens joins
 tokens each. `edit`: a workload answered greedily with and without speculation; `edit t1` at temperature 1; `edit t1
 x4` by four sequences.
 
-Saved runs are compared by these names (`Test.name` and the depth), so a name may not change.
+Documents are compared by these names (`Test.name` and the depth), so a name may not change.
 
 Guards: tests/app/bench/measure/test_plan.py, and test_own.py there for the room of a batch.
 """

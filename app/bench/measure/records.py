@@ -394,7 +394,7 @@ class HostsAccount(Struct, frozen=True, kw_only=True):
 
 
 class RunDocument(Struct, frozen=True, kw_only=True):
-    """The document of `headrace bench`. Table, Markdown, CSV, report, comparison and history are made from it.
+    """The document of `headrace bench`. Table, Markdown, CSV, report and comparison are made from it.
 
     rounds: those begun.
     run_costs: times of passes by draft length, for workloads only; see `run_cost`.

@@ -2,7 +2,7 @@
 
 Each table names engine, model and test of a row in its own way; the figures after them are columns of
 `RESULT_COLUMNS`, or of `WORKLOAD_COLUMNS` for workloads with speculation. The HTML report reads them, too. Rows are
-entries of the JSON document, so running, finished and saved runs look alike.
+entries of the JSON document, so running and finished runs look alike.
 
 A new figure is a row of one of the two tables, with a heading for each view that shows it. CSV has all fields but notes
 and repetitions anyway.

@@ -1,12 +1,10 @@
-"""Terminal views of benchmarks: a finished run, a comparison of two runs, the history of saved runs.
+"""Terminal views of benchmarks: a finished run, and a comparison of two runs.
 
-`headrace bench` prints the first after a run, and `bench history --show` for a saved one; `bench compare` and `bench
-history` print the others. In a pipe a run is Markdown (`formats.py`), and the history a line per run.
+`headrace bench` and `bench compare` print them. In a pipe a run is Markdown (`formats.py`).
 
 Guards: tests/app/bench/test_views.py; tests/app/bench/compare/test_documents.py for the lines of a comparison.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 
 from rich.padding import Padding
@@ -14,16 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.app.bench.compare.documents import ComparedTest, RunComparison, Verdict
-from headrace.app.bench.compare.history import History, SavedRun
 from headrace.app.bench.measure.records import Result, RunDocument
 from headrace.app.bench.measure.result import DRIFT
 from headrace.app.bench.measure.setup import setup_line
 from headrace.app.bench.show.columns import results_table
 from headrace.app.bench.show.formats import explanation_line, labelled_lines, model_line, peak_line
 from headrace.app.bench.show.phrases import energy_line, label, profile_rows
-from headrace.app.output.sanitise import safe_line
-from headrace.app.output.tables import Column, print_apart, print_lines, table_lines
-from headrace.app.output.terminal import console, table_width
+from headrace.app.output.tables import Column, print_apart, table_lines
+from headrace.app.output.terminal import console
 from headrace.runtime.metrics.units import percent, speed_text
 
 _STYLES: Mapping[Verdict, str] = {
@@ -156,63 +152,3 @@ def _conclusion(comparison: RunComparison) -> str:
     if not slower and not faster:
         return "No significant difference."
     return f"B is significantly slower in {slower} and faster in {faster} of {len(verdicts)} tests."
-
-
-# -- history of saved runs ---------------------------------------------------------------------------------------------
-
-
-def show_history(history: History) -> None:
-    """Print all runs, newest last; in a pipe a line per run, its parts separated by tabs."""
-    runs = list(history.runs())
-    if not runs:
-        print("No saved runs; `headrace bench --save` saves one.")
-        return
-    if not sys.stdout.isatty():
-        for run in runs:
-            parts = (str(run.number), *_circumstances(run.document), ", ".join(_tests(run.document)))
-            print("\t".join(safe_line(part) for part in parts))
-        return
-    screen = console()
-    width = table_width(sys.stdout)
-    columns = _history_columns(runs)
-    rows = table_lines(columns, width, header=False)
-    each = len(rows) // len(runs)  # lines per run: more than one on narrow terminals
-    print_lines([Text(), *table_lines(columns, width)[: -len(rows)]])
-    for index, run in enumerate(runs):
-        print_lines(rows[index * each : (index + 1) * each])
-        print_lines([Text(f"  {line}", style="dim") for line in _wrapped(_tests(run.document), screen.width - 2)])
-
-
-def _history_columns(runs: Sequence[SavedRun]) -> list[Column]:
-    when, models, devices = zip(*(_circumstances(run.document) for run in runs), strict=True)
-    return [
-        Column("run", [str(run.number) for run in runs]),
-        Column("when (UTC)", when, right=False),
-        Column("model", models, right=False, least=12),
-        Column("device", devices, right=False, leaves=1, least=12),
-    ]
-
-
-def _circumstances(document: RunDocument) -> tuple[str, str, str]:
-    """Return when, model and device."""
-    return document.created[:16].replace("T", " "), document.model.name, document.device.name
-
-
-def _tests(document: RunDocument) -> list[str]:
-    """Return each test of headrace's own with its mean speed: `tg64 @ d2048 98.1`. Other engines' are left out."""
-    return [
-        f"{label(entry)} {speed_text(entry.tokens_per_second.mean)}"
-        for entry in document.results
-        if entry.engine == "headrace"
-    ]
-
-
-def _wrapped(tests: list[str], width: int) -> list[str]:
-    """Wrap tests into lines; a test and its figure stay together."""
-    lines = tests[:1]
-    for test in tests[1:]:
-        if len(f"{lines[-1]} · {test}") <= width:
-            lines[-1] += f" · {test}"
-        else:
-            lines.append(test)
-    return lines

@@ -1,4 +1,4 @@
-"""`headrace bench`: measurements of this machine, their comparison and history.
+"""`headrace bench`: measurements of this machine, and their comparison.
 
 Results are a table on a terminal and Markdown elsewhere, or the form asked for. Ctrl-C prints the results so far and
 exits with 130. There are three kinds of runs: speed (`_measure`), quality of formats (`_measure_quality`), and the
@@ -7,7 +7,6 @@ fixed tests of `machine.py`.
 Guard: tests/app/cli/test_bench.py.
 """
 
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,10 +20,9 @@ from headrace.app.cli.completion import files
 from headrace.app.cli.load_for_answers import install_file
 from headrace.app.cli.model_options import json_option
 from headrace.app.cli.say import print_json, say
-from headrace.runtime.errors import EngineError, HeadraceError, UsageError
+from headrace.runtime.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
-    from headrace.app.bench.compare.history import History
     from headrace.app.bench.measure.plan import Test
     from headrace.app.bench.measure.records import RunDocument
     from headrace.app.bench.measure.run import MeasureOptions
@@ -87,18 +85,18 @@ def _check_modes(ctx: click.Context, given: BenchOptions) -> None:
 
 
 @bench.command()
-@click.argument("a", shell_complete=files)
-@click.argument("b", shell_complete=files)
+@click.argument("a", type=Path, shell_complete=files)
+@click.argument("b", type=Path, shell_complete=files)
 @json_option
-def compare(a: str, b: str, as_json: bool) -> int:
+def compare(a: Path, b: Path, as_json: bool) -> int:
     """List the tests in which B differs significantly from A. Exit code 1 if any test of B is slower.
 
-    A and B are files of --json or numbers of saved runs.
+    A and B are files of --json.
     """
-    from headrace.app.bench.compare.documents import compare_documents
+    from headrace.app.bench.compare.documents import compare_documents, read_document
     from headrace.app.bench.show.terminal_views import comparison_lines, show_comparison
 
-    comparison = compare_documents(_stored(a), _stored(b))
+    comparison = compare_documents(read_document(a), read_document(b))
     if as_json:
         print_json(comparison)
     elif sys.stdout.isatty():
@@ -108,42 +106,8 @@ def compare(a: str, b: str, as_json: bool) -> int:
     return 1 if any(row.verdict == "slower" for row in comparison.tests) else 0
 
 
-def _stored(name: str) -> "RunDocument":
-    """Return the document of a file, or of a saved run. Raises UsageError if there is neither."""
-    from headrace.app.bench.compare.documents import read_document
-
-    if name.isascii() and name.isdigit() and not Path(name).exists():
-        with _history() as runs:
-            return runs.get(int(name)).document
-    return read_document(Path(name))
-
-
-@bench.command()
-@click.option("--show", "number", type=click.IntRange(1), metavar="ID", help="Show this run again.")
-@click.option("--delete", type=click.IntRange(1), metavar="ID", help="Delete this run.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON list.")
-def history(number: int | None, delete: int | None, as_json: bool) -> None:
-    """List the saved runs, with the speed of each test."""
-    from headrace.app.bench.compare.history import History
-    from headrace.app.bench.show.terminal_views import show_history
-
-    with History() as runs:
-        if delete is not None:
-            runs.delete(delete)
-        elif number is not None:
-            saved = runs.get(number)
-            if as_json:
-                print_json(json.loads(saved.text))
-            else:
-                _print_run(saved.document, None)
-        elif as_json:
-            print_json([json.loads(saved.text) for saved in runs.runs()])
-        else:
-            show_history(runs)
-
-
 def _measure(given: BenchOptions) -> int:
-    """Run the benchmark, print, report and save it; return the exit code."""
+    """Run the benchmark, print and report it; return the exit code."""
     from headrace.app.bench.measure.run import run
     from headrace.app.bench.show.live import live_view
 
@@ -152,46 +116,17 @@ def _measure(given: BenchOptions) -> int:
         from headrace.app.bench.show.html_report import check_report_path
 
         check_report_path(given.report)
-    if given.save:
-        with _history():  # a run takes minutes: fail before it
-            pass
     for model in (*options.models, options.draft):
         install_file(model)
     with live_view() as show:
         document = run(options, show)
     _print_run(document, given.chosen_form)
-    failed = _keep(document, given)
-    if failed is not None:
-        raise failed
+    if given.report is not None:
+        _write_report(document, given.report)
     if document.interrupted:
         return 130
     _require_peers(document, [peer.engine for peer in options.peers])
     return 1 if document.identity is not None and document.identity.broken else 0
-
-
-def _keep(document: "RunDocument", given: BenchOptions) -> HeadraceError | None:
-    """Save the run and write the report, each also if the other fails. Return the first error."""
-    failed: list[HeadraceError] = []
-    for wanted, keep in ((given.save, _save), (given.report is not None, _write_report)):
-        try:
-            if wanted:
-                keep(document, given)
-        except HeadraceError as error:
-            failed.append(error)
-    for other in failed[1:]:
-        say(f"headrace: {other}", err=True)
-    return next(iter(failed), None)
-
-
-def _history() -> "History":
-    from headrace.app.bench.compare.history import History
-
-    return History()
-
-
-def _save(document: "RunDocument", _: BenchOptions) -> None:
-    with _history() as runs:
-        click.echo(f"saved as run {runs.add(document)}; `headrace bench history` lists them", err=True)
 
 
 def _run_options(given: BenchOptions) -> "MeasureOptions":
@@ -348,10 +283,9 @@ def _measure_quality(ctx: click.Context, given: BenchOptions) -> int:
     return 130 if measured.interrupted else 0
 
 
-def _write_report(document: "RunDocument", given: BenchOptions) -> None:
+def _write_report(document: "RunDocument", path: Path) -> None:
     from headrace.app.bench.show.html_report import html
     from headrace.app.output.output_file import write_output
 
-    assert given.report is not None
-    write_output(given.report, html(document))
-    say(f"report written to {given.report}", err=True)
+    write_output(path, html(document))
+    say(f"report written to {path}", err=True)

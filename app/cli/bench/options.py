@@ -64,7 +64,6 @@ class BenchOptions(Struct, frozen=True, kw_only=True):
     form: Literal["table", "md", "csv", "json", "jsonl"] | None  # see `chosen_form`
     as_json: bool
     report: Path | None
-    save: bool
 
     @property
     def chosen_form(self) -> str | None:
@@ -159,7 +158,6 @@ _OPTIONS = (
         shell_complete=files,
         help="HTML page with plots; mac: see CONTRIBUTING.md.",
     ),
-    click.option("--save", is_flag=True, help="Keep the results for `headrace bench history`."),
     click.option("--force", is_flag=True, help="Go beyond the memory limit."),
 )
 

@@ -4,9 +4,6 @@ import csv
 import io
 import json
 import re
-import sqlite3
-from collections.abc import Callable
-from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,7 +12,6 @@ from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from headrace.app.bench.compare.documents import checked, read_document
-from headrace.app.bench.compare.history import History
 from headrace.app.bench.measure import records
 from headrace.app.bench.measure.hosts import hosts_notes
 from headrace.app.bench.measure.plan import Test
@@ -38,7 +34,7 @@ from headrace.app.bench.show.columns import csv_text, results_table
 from headrace.app.bench.show.formats import step_figures
 from headrace.app.bench.show.html_report import html
 from headrace.app.output.document import flat, json_text
-from headrace.runtime.errors import HeadraceError, UsageError
+from headrace.runtime.errors import UsageError
 from headrace.runtime.machine.energy import EnergyUse
 from headrace.runtime.machine.hardware import PowerState
 from headrace.runtime.metrics.telemetry import RankTimes
@@ -294,46 +290,6 @@ def test_the_report_has_the_units_of_the_text_and_no_sideways_scroll(page: str) 
 def test_a_report_of_one_result_has_one_chart() -> None:
     page = html(replace(DOCUMENT, results=DOCUMENT.results[:1], ratios=[], profile=None))
     assert page.count("<svg") == 1
-
-
-def test_history_keeps_the_order_of_runs_and_deletes_on_request(tmp_path: Path) -> None:
-    with History(tmp_path / "deep" / "bench.sqlite") as kept:
-        newer = kept.add(replace(DOCUMENT, created="2026-02-01T00:00:00Z"))
-        older = kept.add(DOCUMENT)
-    with History(tmp_path / "deep" / "bench.sqlite") as kept:
-        assert [run.number for run in kept.runs()] == [older, newer]
-        assert kept.get(older).document == DOCUMENT
-        kept.delete(older)
-        with pytest.raises(UsageError, match="no saved run"):
-            kept.get(older)
-        with pytest.raises(UsageError):
-            kept.delete(older)
-
-
-def test_a_file_that_is_no_database_is_a_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "bench.sqlite").write_text("this is a shopping list, and rather a long one at that " * 40)
-    with pytest.raises(HeadraceError, match=r"bench\.sqlite"):
-        History(tmp_path / "bench.sqlite")
-
-
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda kept: kept.add(DOCUMENT),
-        lambda kept: kept.get(1),
-        lambda kept: kept.delete(1),
-        lambda kept: list(kept.runs()),
-    ],
-)
-def test_a_database_that_breaks_while_it_is_open_is_a_clear_error(
-    tmp_path: Path, use: Callable[[History], object]
-) -> None:
-    path = tmp_path / "bench.sqlite"
-    with History(path) as kept:
-        with closing(sqlite3.connect(path)) as other:
-            other.execute("drop table run")
-        with pytest.raises(HeadraceError, match=re.escape(f"{path}: ")):
-            use(kept)
 
 
 @pytest.mark.parametrize(

@@ -110,16 +110,6 @@ def test_markdown_is_printed_into_a_pipe(model: Path) -> None:
     assert re.search(r"one step at depth 0: parts .* ms", done.stdout)
 
 
-def test_saved_runs_are_listed_and_shown(model: Path) -> None:
-    run("-m", str(model), *SHORT, "--no-pg", "--save")
-    run("-m", str(model), *SHORT, "--no-pg", "--save")
-    listed = run("history").stdout.splitlines()
-    assert [line.split("\t")[0] for line in listed] == ["1", "2"]
-    assert run("history", "--show", "1").stdout.startswith("| model")
-    run("history", "--delete", "1")
-    assert len(json.loads(run("history", "--json").stdout)) == 1
-
-
 def test_compare_exits_with_1_for_a_slower_run(model: Path, tmp_path: Path) -> None:
     document = json.loads(run("-m", str(model), "-p", "0", "-n", "2", "-r", "4", "--json").stdout)
     files = [tmp_path / "a.json", tmp_path / "b.json"]
@@ -131,47 +121,6 @@ def test_compare_exits_with_1_for_a_slower_run(model: Path, tmp_path: Path) -> N
     assert run("compare", a, a).return_value == 0
     assert run("compare", a, b).return_value == 1
     assert json.loads(run("compare", b, a, "--json").stdout)["tests"][0]["verdict"] == "faster"
-
-
-def test_compare_takes_the_numbers_of_saved_runs(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = run("-m", str(model), "-p", "0", "-n", "4", "-r", "2", "--save", "--json")
-    (tmp_path / "a.json").write_text(done.stdout)
-    same = json.loads(run("compare", "1", str(tmp_path / "a.json"), "--json").stdout)
-    assert (same["a"], len(same["tests"])) == (same["b"], 1)
-    with pytest.raises(UsageError, match="99"):
-        run("compare", "1", "99")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "1").write_text("no document")
-    with pytest.raises(UsageError, match="1 is not a benchmark document"):  # a file goes first
-        run("compare", "1", "1")
-
-
-def test_a_run_that_cannot_be_saved_fails_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.app.bench.measure.run.run", lambda *_: pytest.fail("it ran"))
-    (tmp_path / "home" / "data" / "bench.sqlite").mkdir(parents=True)
-    with pytest.raises(HeadraceError, match=r"bench\.sqlite") as failed:
-        run(*SHORT, "--save")
-    assert failed.value.exit_code == 1
-
-
-def test_a_run_is_saved_also_if_its_report_fails_and_reported_also_if_it_cannot_be_saved(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> str:
-        raise HeadraceError("the disk is full")
-
-    options = ("-m", str(model), "-p", "0", "-n", "4", "-r", "1", "--save", "--report", str(tmp_path / "out.html"))
-    with monkeypatch.context() as patch:
-        patch.setattr("headrace.app.bench.show.html_report.html", fail)
-        with pytest.raises(HeadraceError, match="full"):
-            run(*options)
-    assert len(json.loads(run("history", "--json").stdout)) == 1
-    assert not (tmp_path / "out.html").exists()
-    monkeypatch.setattr("headrace.app.bench.show.html_report.html", lambda _: "a report")
-    monkeypatch.setattr("headrace.app.bench.compare.history.History.add", fail)
-    with pytest.raises(HeadraceError, match="full"):
-        run(*options)
-    assert (tmp_path / "out.html").exists()
 
 
 def test_one_round_has_no_interval(model: Path) -> None:

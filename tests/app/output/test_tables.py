@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 import pytest
 from click.testing import CliRunner
 
 from headrace.app.bench.compare.documents import compare_documents
-from headrace.app.bench.compare.history import History
 from headrace.app.bench.show import terminal_views
 from headrace.app.cli.models import models
 from headrace.app.cli.predict import fit, predict
@@ -140,29 +138,3 @@ def test_compare_keeps_ratio_and_verdict(
     for row in comparison.tests:
         assert f"{row.ratio:.3f}" in shown
         assert row.verdict in shown
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_history_keeps_every_speed(
-    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setattr(terminal_views, "table_width", lambda _: width)
-    monkeypatch.setattr("headrace.app.output.tables.table_width", lambda _: width)
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    with History() as kept:
-        kept.add(DOCUMENT)
-        kept.add(DOCUMENT)
-        terminal_views.show_history(kept)
-    shown = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
-    assert max(map(len, shown.splitlines())) <= width
-    assert len(re.findall(r"tg64 @ d2048 \d+", shown)) == 2, shown
-
-
-def test_history_in_a_pipe_is_safe_to_print(capsys: pytest.CaptureFixture[str]) -> None:
-    with History() as kept:
-        kept.add(msgspec.structs.replace(DOCUMENT, model=msgspec.structs.replace(DOCUMENT.model, name="a\x1b[2J\nb")))
-        terminal_views.show_history(kept)
-    shown = capsys.readouterr().out
-    assert "\x1b" not in shown
-    assert len(shown.splitlines()) == 1
