@@ -55,20 +55,7 @@ class AnswerSetup(Struct, frozen=True):
 
 def stored_options(sampling: Mapping[str, object]) -> AnswerOptions:
     """Return a session's sampling as options, without unknown names. Raises UsageError for a value out of range."""
-    values = {name: value for name, value in sampling.items() if name in OPTIONS}
-    biases = values.get("logit_bias")  # of a session of an earlier version: `AnswerOptions.stored` leaves it out
-    if isinstance(biases, list):
-        values["logit_bias"] = _parsed_biases(biases)
-    return AnswerOptions.read(values)
-
-
-def _parsed_biases(texts: list[object]) -> dict[str, float]:
-    """Parse `ID=VALUE` texts, the form of --logit-bias. Raises UsageError."""
-    pairs = [str(text).partition("=") for text in texts]
-    try:
-        return {token: float(bias) for token, _, bias in pairs}
-    except ValueError:
-        raise UsageError("logit_bias: not a list of ID=VALUE texts") from None
+    return AnswerOptions.read({name: value for name, value in sampling.items() if name in OPTIONS})
 
 
 def settings_used(sampling: Mapping[str, object], card: ModelCard | None) -> dict[str, object]:

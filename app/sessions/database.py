@@ -1,13 +1,12 @@
-"""The sessions' SQLite file: schema, migrations, connection, transactions.
+"""The sessions' SQLite file: schema, connection, transactions.
 
 WAL mode: readers and the writer do not wait for each other. Every transaction is short and takes the write lock at its
 start. A killed process loses nothing committed; `durable` transactions also survive a power cut. A file in a read-only
 folder can be read.
 
-The queries are in `store.py`. A new column is one more script at the end of _MIGRATIONS, never a change of an earlier
-one: files of all versions have run those.
+The queries are in `store.py`. A change of _SCHEMA is another VERSION: files of others are refused.
 
-Guards: tests/app/sessions/test_migrations.py, test_store.py and tests/faults/test_kills.py.
+Guards: tests/app/sessions/test_store.py and tests/faults/test_kills.py.
 """
 
 import errno
@@ -46,7 +45,8 @@ CREATE TABLE sessions (
     sampling TEXT NOT NULL DEFAULT '{}',     -- JSON object
     active_leaf INTEGER REFERENCES messages(id) ON DELETE SET NULL,
     prompt_from INTEGER REFERENCES messages(id) ON DELETE SET NULL,
-    summary TEXT NOT NULL DEFAULT ''
+    summary TEXT NOT NULL DEFAULT '',
+    draft TEXT                               -- what was typed and not sent, a JSON object
 );
 CREATE TABLE messages (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -59,7 +59,11 @@ CREATE TABLE messages (
     finish_reason TEXT,
     model TEXT,
     figures TEXT,                            -- the metrics of an answer, a JSON object
-    attachments TEXT NOT NULL DEFAULT '[]'   -- JSON list of {name, text}
+    attachments TEXT NOT NULL DEFAULT '[]',  -- JSON list of {name, text}
+    sampling TEXT,                           -- what was in effect for an answer, a JSON object
+    system TEXT,                             -- the system prompt of an answer
+    steps BLOB,                              -- token boundaries and step latencies of an answer, compressed
+    kinds TEXT                               -- lengths of an answer's parts, see `Kinds`; NULL: its tags tell
 );
 CREATE INDEX messages_by_session ON messages(session_id);
 CREATE INDEX messages_by_parent ON messages(parent_id);
@@ -84,22 +88,8 @@ CREATE TRIGGER messages_changed AFTER UPDATE OF content ON messages BEGIN
     INSERT INTO message_index(rowid, content) VALUES (new.id, new.content);
 END;
 """
-_HOW_AN_ANSWER_WAS_MADE = """
-ALTER TABLE messages ADD COLUMN sampling TEXT;  -- what was in effect for an answer, a JSON object
-ALTER TABLE messages ADD COLUMN system TEXT;    -- the system prompt of an answer
-"""
-_UNSENT_TEXT = """
-ALTER TABLE sessions ADD COLUMN draft TEXT;     -- what was typed and not sent, a JSON object
-"""
-_STEPS = """
-ALTER TABLE messages ADD COLUMN steps BLOB;     -- token boundaries and step latencies of an answer, compressed
-"""
-_KINDS = """
-ALTER TABLE messages ADD COLUMN kinds TEXT;     -- lengths of an answer's parts, see `Kinds`; NULL: its tags tell
-"""
-# A file of version n has the first n. Migrations only add columns: an earlier headrace that is running can still write.
-_MIGRATIONS = (_SCHEMA, _HOW_AN_ANSWER_WAS_MADE, _UNSENT_TEXT, _STEPS, _KINDS)
-VERSION = len(_MIGRATIONS)
+VERSION = 5
+"""Of _SCHEMA, in the file's `user_version`."""
 
 # SQL: text appended to a message that is not folded into it yet.
 APPENDED = """
@@ -202,25 +192,21 @@ class Database:
         self._connection.execute("PRAGMA secure_delete = ON")  # a deleted conversation is gone from the file
         if self._version() == 0:
             self._use_wal()
-        if self._version() < VERSION:
-            self._migrate()
-        if self._version() > VERSION:
+            self._create()
+        if self._version() != VERSION:
             raise SessionError(
-                f"{self.path} was written by a newer headrace",
+                f"{self.path} was written by another version of headrace",
                 "update headrace, or set HEADRACE_HOME to another folder",
             )
 
-    def _migrate(self) -> None:
-        """Run the missing migrations, except in a read-only file."""
-        try:
-            with self._explained(), self.transaction(durable=True):
-                for script in _MIGRATIONS[self._version() :]:  # read again: another process may have migrated
-                    for statement in _statements(script):
-                        self._connection.execute(statement)
-                self._connection.execute(f"PRAGMA user_version = {max(VERSION, self._version())}")
-        except SessionError as error:
-            if self._version() == 0 or "readonly" not in str(error):
-                raise
+    def _create(self) -> None:
+        """Create the tables of a new file."""
+        with self.transaction(durable=True):
+            if self._version() != 0:  # read again: another process may have created them
+                return
+            for statement in _statements(_SCHEMA):
+                self._connection.execute(statement)
+            self._connection.execute(f"PRAGMA user_version = {VERSION}")
 
     def _use_wal(self) -> None:
         """Switch the file to WAL mode; SQLite's busy timeout does not apply to this statement."""

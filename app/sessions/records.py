@@ -1,7 +1,7 @@
 """Records of the session store: sessions, drafts, messages, attachments, search hits.
 
 They are immutable: a change is written to the store, which returns the new record. `rows.py` reads them from rows of
-the file; a new field needs a column (a migration in `database.py`), and its reading there.
+the file; a new field needs a column (`_SCHEMA` in `database.py`), and its reading there.
 
 Guard: tests/app/sessions/test_store.py.
 """
@@ -36,7 +36,7 @@ class Message(Struct, frozen=True):
     partial: the answer is being written, was stopped, ended at a limit or was cut off by a crash.
     finish_reason: stop, length, cancelled, died or failed; None while being written, after a crash, for user messages.
     model, sampling, system: of an answer: the model, the settings in effect (`AnswerOptions` fields) and the system
-        prompt. None for user messages, and if an earlier version did not store them.
+        prompt. None for user messages.
     damaged: columns with invalid values.
     kinds: of an answer's `content`; None: all of it is content.
     """

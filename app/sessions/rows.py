@@ -62,7 +62,7 @@ class _StoredRow:
         return self._checked(name, _role, "assistant")
 
     def json(self, name: str, read: Callable[[object], T], default: T) -> T:
-        """Return `read` of the JSON in this column; the default for NULL and for a column missing in an old file."""
+        """Return `read` of the JSON in this column; the default for NULL."""
         if self._values.get(name) is None:
             return default
         return self._checked(name, lambda value: read(_parsed(value)), default)
@@ -110,7 +110,7 @@ def message_of(row: sqlite3.Row) -> Message:
     kinds = None
     if role == "assistant":
         kinds = values.json("kinds", _kinds, None)
-        if kinds is None or sum(kinds) != len(content):  # an earlier headrace may have continued the answer
+        if kinds is None or sum(kinds) != len(content):  # after a crash, or damage
             kinds = read_tags(content).kinds
     message = Message(
         id=number,
@@ -246,13 +246,13 @@ def _settings(value: object) -> dict[str, object]:
 
 
 def _is_setting(name: str, value: object) -> bool:
-    """Return whether a setting has the type of its option; one without an option, of an earlier version, any plain one.
+    """Return whether a setting has the type of its option; one that is no option, any plain one.
 
     Ranges are not checked here: `app.chat.answer_setup.stored_options` refuses values out of range when they are used.
     """
     if value is None:
         return _is_text(name)
-    if name == "stop" or (name == "logit_bias" and isinstance(value, list)):  # "ID=BIAS"
+    if name == "stop":
         return isinstance(value, list) and all(map(_is_text, value))
     kind = OPTIONS[name].kind if name in OPTIONS else None
     if isinstance(kind, Whole):
@@ -273,9 +273,8 @@ def _is_finite(value: object) -> bool:
 
 
 def _summary(value: Any) -> Summary:
-    """Return a stored summary. Earlier versions stored rates and few other fields."""
-    stored = value if "steps" in value else _completed(value)
-    summary = typed(Summary, stored)
+    """Return a stored summary, of numbers in range."""
+    summary = typed(Summary, value)
     for figure in astuple(summary):
         numbers = astuple(figure) if isinstance(figure, Percentiles) else (figure,)
         if not all(number is None or 0 <= number <= _largest(number) for number in numbers):
@@ -285,19 +284,6 @@ def _summary(value: Any) -> Summary:
 
 def _largest(figure: float) -> float:
     return _LARGEST if isinstance(figure, int) else _MAX_FLOAT
-
-
-def _completed(value: dict[str, Any]) -> dict[str, object]:
-    """Return an earlier version's metrics as a summary; unknown fields are None, or 0 if they cannot be None."""
-    prefill_tokens = value["prompt_tokens"] - value["reused_tokens"] - 1
-    completed: dict[str, Any] = dict.fromkeys(("first_step_s", "step_latency", "step_s", "itl", "tpot_s"))
-    completed |= dict.fromkeys(("steps", "weight_bytes_per_step", "kv_bytes_per_token", "peak_memory_bytes"), 0)
-    completed |= {"prefill_s": 0.0, "prefill_tokens": prefill_tokens}
-    if rate := value["prefill_tokens_per_second"]:
-        completed["prefill_s"] = prefill_tokens / _number(rate, _MAX_FLOAT)
-    if rate := value["decode_tokens_per_second"]:
-        completed["tpot_s"] = 1 / _number(rate, _MAX_FLOAT)
-    return completed | value
 
 
 def _draft(value: object) -> Draft:

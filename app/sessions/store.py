@@ -363,7 +363,7 @@ class SessionStore:
     def steps(self, message: Message) -> AnswerSteps | None:
         """Return the steps of an answer; None if there are none, or they are damaged."""
         rows = self.db.rows("SELECT * FROM messages WHERE id = ?", message.id)
-        stored = rows[0]["steps"] if rows and "steps" in rows[0].keys() else None  # noqa: SIM118 (a row, no mapping)
+        stored = rows[0]["steps"] if rows else None
         return unpacked(stored, message.content)
 
     def message(self, message_id: int) -> Message:

@@ -1,7 +1,7 @@
 """Separation of a reasoning model's thinking from its answer.
 
 The section is `<think> ... </think>` at the beginning of the text; later tags are plain text. `ThinkingSplitter`
-divides an answer that is being generated. `read_tags` divides a text from elsewhere: an answer that an earlier headrace
+divides an answer that is being generated. `read_tags` divides a text from elsewhere: an answer that a killed headrace
 stored, or that a person or another program wrote.
 
 Guard: tests/models/text/test_thinking.py.

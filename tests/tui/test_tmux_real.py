@@ -103,7 +103,7 @@ def tmux(tmp_path: Path, default_model: Path) -> Iterator[Tmux]:
 def test_a_session_from_start_to_quit(tmux: Tmux) -> None:
     # No answer ends before it is stopped: the tokens that end one are never chosen.
     store = SessionStore(tmux.home / "data" / "sessions.db")
-    bias = [f"{token}=-100" for token in _END_TOKENS]
+    bias = {str(token): -100 for token in _END_TOKENS}
     session = store.create(model=str(tmux._model), sampling={"temperature": 0, "logit_bias": bias})
     store.set_draft(session.id, Draft("What is the capital of France?"))  # an empty session is not resumed
     store.close()

@@ -895,13 +895,6 @@ def test_stored_settings_out_of_range_are_refused_before_anything_is_stored(
     assert engine.commands[-1].options.given() == {"temperature": 0.5}
 
 
-def test_stored_logit_biases_are_sent_as_numbers(engine: ScriptedEngine, store: SessionStore) -> None:
-    chat = Conversation(engine, store, store.create(sampling={"logit_bias": ["7=-100", "8=1.5"]}))
-    chat.send("Hi")
-    assert engine.commands[-1].options.logit_bias == {7: -100.0, 8: 1.5}
-    assert "logit_bias" not in chat.effective
-
-
 def test_settings_of_a_model_that_is_not_loaded_are_unknown(chat: Conversation, engine: ScriptedEngine) -> None:
     assert "temperature" in chat.effective
     engine.die()

@@ -45,7 +45,7 @@ def test_content_that_looks_like_thinking_stays_content(store: SessionStore) -> 
 
 
 def test_an_answer_without_kinds_is_read_by_its_tags(store: SessionStore) -> None:
-    """An earlier headrace stored it, or a killed one."""
+    """A killed headrace stored it, or it is damaged."""
     answer = stored(store, delta(1, "<think>hm</think>So.", opening="<think>", thinking="hm", closing="</think>"))
     for change in ("kinds = NULL", "content = content || ' More.'", "kinds = '[0, 0, 0, 1]'"):
         store.db.run(f"UPDATE messages SET {change} WHERE id = ?", answer.id)

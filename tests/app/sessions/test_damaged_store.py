@@ -8,7 +8,6 @@ import random
 import shutil
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -144,8 +143,8 @@ def test_doctor_reports_lost_rows_and_recovers_the_rest(
     assert "question a1" in json.dumps(saved)
 
 
-@pytest.mark.parametrize("bias", [["258=-100"], {"258": -100.0}])
-def test_a_bias_is_sound_as_it_was_given_and_as_it_was_used(tmp_path: Path, bias: Any) -> None:
+def test_a_bias_is_sound(tmp_path: Path) -> None:
+    bias = {"258": -100.0}
     with closing(SessionStore(tmp_path / "sessions.db")) as store:
         session = store.create(sampling={"logit_bias": bias})
         assert store.session(session.id).sampling == {"logit_bias": bias}

@@ -277,17 +277,18 @@ def test_nul_and_surrogate_characters_are_replaced(store: SessionStore) -> None:
     assert store.session(session.id).system == "?"
 
 
-def test_foreign_files_and_newer_databases_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, VERSION + 1])
+def test_foreign_files_and_databases_of_other_versions_are_refused(tmp_path: Path, version: int) -> None:
     broken = tmp_path / "broken.db"
     broken.write_bytes(b"this is not a database, whatever its name says" * 100)
     with pytest.raises(SessionError, match="not a database"):
         SessionStore(broken)
-    newer = tmp_path / "newer.db"
-    with sqlite3.connect(newer) as connection:
-        connection.execute(f"PRAGMA user_version = {VERSION + 1}")
+    other = tmp_path / "other.db"
+    with sqlite3.connect(other) as connection:
+        connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
-    with pytest.raises(SessionError, match="newer headrace"):
-        SessionStore(newer)
+    with pytest.raises(SessionError, match="another version of headrace"):
+        SessionStore(other)
     (tmp_path / "file").touch()
     with pytest.raises(SessionError):
         SessionStore(tmp_path / "file" / "sessions.db")
