@@ -34,14 +34,15 @@ _ALIASES = {"max_completion_tokens": "max_tokens", "repeat_penalty": "repetition
 REFUSED = frozenset({
     "functions", "function_call", "audio", "web_search_options", "best_of", "echo", "use_beam_search",
     "length_penalty", "min_tokens", "ignore_eos", "bad_words", "allowed_token_ids", "prompt_logprobs",
-    "guided_grammar", "json_schema", "documents", "mirostat", "typical_p", "tfs_z",
+    "guided_json", "guided_regex", "guided_choice", "guided_grammar", "json_schema", "documents", "mirostat",
+    "typical_p", "tfs_z",
     "top_n_sigma", "xtc_probability", "dry_multiplier", "dynatemp_range", "chat_template", "logits_processors",
 })  # fmt: skip
 # Values of these fields that change nothing.
 _NEUTRAL: Mapping[str, float] = {"best_of": 1, "typical_p": 1, "tfs_z": 1, "length_penalty": 1, "top_n_sigma": -1}
 _FIELDS = {
     *OPTIONS, *_ALIASES, *_NEUTRAL, "model", "n", "stream", "stream_options", "echo", "logprobs", "headrace",
-    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
+    "response_format", "structured_outputs",
 }  # fmt: skip
 CHAT_FIELDS = frozenset({
     *_FIELDS, "messages", "continue_final_message", "modalities", "top_logprobs", "reasoning_effort",

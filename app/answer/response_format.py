@@ -1,7 +1,7 @@
 """Structured output: the forms in which clients ask for a schema, a regular expression or a choice, as answer options.
 
 OpenAI's `response_format`, the Responses API's `text.format`, Anthropic's `output_config.format`, and vLLM's
-`structured_outputs` and `guided_...` fields.
+`structured_outputs`.
 
 `options.py` takes the options from `format_options`, `flat_format` serves the two forms that name a format elsewhere.
 Guarded by tests/app/answer/test_structured.py, which has a body of each form.
@@ -16,8 +16,6 @@ from headrace.runtime.config.value_types import shown
 from headrace.runtime.errors import UsageError
 
 _TYPES = "text, json_object or json_schema"
-# vLLM's older fields, and the keys of `structured_outputs` that replaced them.
-_GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice"}
 # Keys of `structured_outputs`, and our options. A choice is turned into a regular expression.
 _OPTIONS = {"json": "schema", "regex": "regex"}
 
@@ -43,9 +41,6 @@ def _options_by_field(body: Body) -> dict[str, dict[str, object]]:
     for key, value in mapping(body, "structured_outputs").items():
         if value is not None:
             asked[f"structured_outputs.{key}"] = _structured(key, value)
-    for name, key in _GUIDED.items():
-        if body.get(name) is not None:
-            asked[name] = _structured(key, body[name])
     return asked
 
 

@@ -94,14 +94,14 @@ def test_minus_one_and_null_are_unset(fields: dict[str, Any]) -> None:
         ({"functions": [{}]}, "functions"),
         ({"guided_grammar": "x"}, "guided_grammar"),
         ({"structured_outputs": {"grammar": "x"}}, "structured_outputs"),
-        ({"guided_choice": "x"}, "choice"),
+        ({"guided_json": {"x": 1}}, "guided_json"),
+        ({"structured_outputs": {"choice": "x"}}, "choice"),
         ({"response_format": {"type": "poem"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": {"type": "json_object"}, "schema": {"type": "array"}}, "response_format"),
-        ({"response_format": {"type": "json_object"}, "guided_json": {"x": 1}}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "structured_outputs": {"json": {"x": 1}}}, "response_format"),
         ({"structured_outputs": {"json": {"x": 1}, "regex": "a"}}, "structured_outputs.json"),
-        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex"),
-        ({"guided_json": {"x": 1}, "schema": {"x": 2}}, "guided_json"),
+        ({"structured_outputs": {"json": {"x": 1}}, "schema": {"x": 2}}, "structured_outputs.json"),
         ({"logit_bias": []}, "logit_bias"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": 1e99}, "temperature"),
@@ -137,8 +137,8 @@ def test_fields_that_cannot_be_honoured_are_refused_by_name(fields: dict[str, An
 
 
 def test_fields_that_exclude_each_other_have_a_hint() -> None:
-    error = refusal(guided_regex="a", guided_choice=["b"])
-    assert error.message == "guided_regex excludes guided_choice (give one of them)"
+    error = refusal(structured_outputs={"json": {"x": 1}}, regex="a")
+    assert error.message == "structured_outputs.json excludes regex (give one of them)"
 
 
 @pytest.mark.parametrize(
@@ -151,8 +151,8 @@ def test_fields_that_exclude_each_other_have_a_hint() -> None:
             {"schema": {"x": 1}},
         ),
         ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
-        ({"guided_json": {"x": 1}}, {"schema": {"x": 1}}),
-        ({"guided_choice": ["a.b", "c"]}, {"regex": r"a\.b|c"}),
+        ({"structured_outputs": {"json": {"x": 1}}}, {"schema": {"x": 1}}),
+        ({"structured_outputs": {"choice": ["a.b", "c"]}}, {"regex": r"a\.b|c"}),
         ({"schema": {"x": 1}}, {"schema": {"x": 1}}),
     ],
 )
