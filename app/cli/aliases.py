@@ -7,9 +7,6 @@ Guard: tests/app/cli/test_commands.py.
 """
 
 from collections.abc import Iterable
-from typing import Any
-
-import click
 
 # Without dashes, as click normalizes options.
 _OPTIONS = {
@@ -62,14 +59,3 @@ def meant(word: str, commands: Iterable[str]) -> str | None:
 def instead_of(option: str) -> str | None:
     """Return a hint for an option that the command does not have; None without any."""
     return _INSTEAD.get(option)
-
-
-class AliasedGroup(click.Group):
-    """A group whose commands have other names, too. aliases: name -> command."""
-
-    def __init__(self, *arguments: Any, aliases: dict[str, str], **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._aliases = aliases
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return super().get_command(ctx, self._aliases.get(cmd_name, cmd_name))

@@ -13,7 +13,6 @@ from typing import Literal, TypeVar
 import click
 from msgspec import Struct
 
-from headrace.app.cli.aliases import AliasedGroup
 from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.completion import installed_names, model_names
 from headrace.app.cli.load_for_answers import agree_to_copy
@@ -77,7 +76,7 @@ _UNRECORDED = "not checked: installed without checksums (`headrace models rm` an
 T = TypeVar("T")
 
 
-@click.group(cls=AliasedGroup, aliases={"info": "show", "delete": "rm", "remove": "rm", "ls": "list", "fetch": "pull"})
+@click.group()
 def models() -> None:
     """List, fetch, inspect, verify and remove models."""
 

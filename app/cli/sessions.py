@@ -13,7 +13,6 @@ from pathlib import Path
 import click
 from msgspec.structs import asdict
 
-from headrace.app.cli.aliases import AliasedGroup
 from headrace.app.cli.completion import session_ids
 from headrace.app.cli.model_options import json_option
 from headrace.app.cli.say import confirm, print_json
@@ -31,7 +30,7 @@ from headrace.runtime.errors import SessionError, UsageError
 from headrace.runtime.metrics.units import counted
 
 
-@click.group(cls=AliasedGroup, aliases={"delete": "rm", "remove": "rm", "ls": "list", "find": "search"})
+@click.group()
 def sessions() -> None:
     """List, show, search, export, examine and delete stored conversations."""
 
@@ -83,16 +82,13 @@ def show(session: str, as_json: bool) -> None:
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="New file [stdout]."
 )
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
-@click.option("--json", "as_json", is_flag=True, help="Same as --format json.")
-def export(session: str, form: str, output: Path | None, force: bool, as_json: bool) -> None:
+def export(session: str, form: str, output: Path | None, force: bool) -> None:
     """Write SESSION as Markdown, HTML or JSON.
 
     Markdown and HTML have the current branch, JSON all branches. The HTML page also has charts of the decode steps.
     """
     if output is not None and output.exists() and not force:
         raise UsageError(f"{output} exists already", "--force overwrites it")
-    if as_json:
-        form = "json"
     _export(session, form, output)
 
 

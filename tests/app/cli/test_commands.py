@@ -93,8 +93,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
         (["--temp", "0.5"], ("chat", {"temperature": 0.5})),
         (["chat", "--ctx-size", "512"], ("chat", {"context": 512})),
         (["list", "qwen"], ("list", {"filter": "qwen"})),
-        (["models", "delete", "x"], ("rm", {"name": "x"})),
-        (["models", "ls"], ("list", {})),
         (["pull", "x"], ("pull", {"name": "x"})),
         (["list", "--json"], ("list", {"as_json": True})),
         (["rm", "x", "--yes"], ("rm", {"name": "x", "yes": True})),
@@ -195,8 +193,7 @@ def test_a_chat_with_a_server_asks_for_no_copy_of_a_draft(
     [
         (["help"], "Usage: headrace [OPTIONS] COMMAND"),
         (["help", "models"], "Usage: headrace models [OPTIONS] COMMAND"),
-        (["help", "models", "info"], "Usage: headrace models info"),
-        (["sessions", "delete", "-h"], "Usage: headrace sessions delete"),
+        (["help", "models", "show"], "Usage: headrace models show"),
         (["version"], "headrace "),
     ],
 )
