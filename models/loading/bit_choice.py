@@ -23,13 +23,8 @@ class PartFormat(Struct, frozen=True):
     kl: float  # nats, predicted
 
 
-def least_bytes(parts: Sequence[Sequence[PartFormat]]) -> int:
-    """Return the bytes of the smallest choice."""
-    return sum(min(option.nbytes for option in options) for options in parts)
-
-
 def choose(parts: Sequence[Sequence[PartFormat]], budget: int) -> list[PartFormat]:
-    """Return an option of each part, together of at most `budget` bytes. The budget must be `least_bytes` or more."""
+    """Return an option of each part, together of at most `budget` bytes, which must suffice for the smallest ones."""
     # From the smallest option of each part, the step that saves most for its bytes first.
     hulls = [_hull(options) for options in parts]
     at = [0] * len(hulls)  # of each part, the position in its hull

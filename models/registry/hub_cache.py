@@ -167,10 +167,6 @@ def _links(files: CachedFiles) -> list[Path]:
     if files.file is None or ".." in Path(files.file).parts:
         return []
     path = folder / files.file
-    if not path.is_file() and "/" not in files.file:  # an entry of an older version names no subfolder
-        matches = list(folder.glob(f"*/**/{glob.escape(files.file)}"))
-        if len(matches) == 1:
-            path = matches[0]
     return [link for link in parts_of(path) if link.is_file()]
 
 

@@ -88,7 +88,7 @@ def _read(rows: list[object]) -> Costs:
     """Return the costs in stored rows, without those that are malformed or impossible."""
     costs: dict[tuple[int, int, int], tuple[float, int]] = {}
     for row in rows[:_MAX_PASSES]:
-        match row:  # rows of older versions lack the class of contexts
+        match row:
             case [int(sequences), int(count), int(size), float() | int() as ratio, int(passes)]:
                 # Size classes count from 0, all else from 1. No pass with draft tokens is cheaper than one without.
                 if min(sequences, count, size + 1, passes) > 0 and math.isfinite(ratio) and ratio >= 1:

@@ -1,12 +1,13 @@
 """The choice of formats keeps its budget and is close to the best one."""
 
 import random
+from collections.abc import Sequence
 from itertools import product
 
 import pytest
 
 from headrace.models.checkpoint.quantization import Groups
-from headrace.models.loading.bit_choice import PartFormat, choose, least_bytes
+from headrace.models.loading.bit_choice import PartFormat, choose
 
 
 def random_parts(seed: int) -> list[list[PartFormat]]:
@@ -23,6 +24,10 @@ def random_parts(seed: int) -> list[list[PartFormat]]:
             ]
         )
     return parts
+
+
+def least_bytes(parts: Sequence[Sequence[PartFormat]]) -> int:
+    return sum(min(option.nbytes for option in options) for options in parts)
 
 
 def total_kl(chosen: list[PartFormat]) -> float:
