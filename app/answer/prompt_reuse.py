@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from msgspec import Struct, to_builtins
+from msgspec import Struct
 
 from headrace.models.text.prefix_difference import PrefixDifference, first_difference
 from headrace.runtime.errors import HeadraceError
@@ -36,11 +36,6 @@ class PromptReuse(Struct, frozen=True):
     prefetched: int = 0
     dropped: int = 0
     difference: PrefixDifference | None = None
-
-    def document(self) -> dict[str, object]:
-        """Return a JSON document."""
-        document: dict[str, object] = to_builtins(self)
-        return document
 
 
 class ReuseLog:

@@ -5,6 +5,8 @@ All forms of answers call `prefix_of`; docs/server.md describes the object.
 Guard: tests/app/server/test_templates.py.
 """
 
+from msgspec import to_builtins
+
 from headrace.app.answer.call import Call
 from headrace.app.answer.prompt_reuse import PromptReuse
 from headrace.app.engine.events import Event, Prefill
@@ -41,4 +43,4 @@ def reason(reuse: PromptReuse, prompt_tokens: int) -> str:
 
 def _figures(reuse: PromptReuse) -> dict[str, object]:
     """Return the figures of the reuse, without tokens prefetched during typing: a server has none."""
-    return {name: value for name, value in reuse.document().items() if name != "prefetched"}
+    return {name: value for name, value in to_builtins(reuse).items() if name != "prefetched"}

@@ -197,9 +197,6 @@ class HeadraceApp(InputMethodCursor, ThemedApp):
         self.state.frozen = None if self.state.frozen else self.state.metrics.frozen()
         self.poller.draw_metrics(force=True)
 
-    def action_export_metrics(self) -> None:
-        self.state.export_metrics()
-
     def action_export_trace(self) -> None:
         self.state.export_trace()
 

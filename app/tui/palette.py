@@ -18,7 +18,7 @@ _BESIDE_COMMANDS = (  # title, key, help, action
     ("Widen or close the decode panel", "F3", "the panel beside the chat", "screen.panel"),
     ("Search the history of the prompt", "Ctrl+R", "earlier messages and commands", "screen.search_history"),
     ("Freeze the metrics, or unfreeze", "F7", "of the decode view", "app.freeze"),
-    ("Export the metrics as JSON", "Ctrl+E in F2", "of the decode view", "app.export_metrics"),
+    ("Export a trace of the latest turn", "Ctrl+X in F2", "for Perfetto", "app.export_trace"),
 )
 _CHAT_ONLY = ("screen.panel", "screen.search_history")
 

@@ -347,7 +347,7 @@ def test_parameters_screen_keeps_all_or_nothing(play) -> None:
     play(scenario)
 
 
-def test_function_keys_open_help_and_the_decode_view(play, home: Path) -> None:
+def test_function_keys_open_help_and_the_decode_view(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("x")
         await it.press("f1")
@@ -369,11 +369,6 @@ def test_function_keys_open_help_and_the_decode_view(play, home: Path) -> None:
         assert "context" in it.text()
         await it.press("left")
         assert "step 2" in it.text()
-        await it.press("ctrl+e")
-        (path,) = (home / "home" / "data" / "exports").glob("decode-*.json")
-        document = json.loads(path.read_text())
-        assert len(document["steps"]) == 4
-        assert document["turns"][0]["prompt_tokens"] == 20
         await it.press("f7", "f2")
         assert it.state.frozen is None
         assert isinstance(it.app.screen, ChatScreen)

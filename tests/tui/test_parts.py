@@ -347,7 +347,7 @@ def test_frozen_metrics_stay() -> None:
     metrics.take([Done(1, Finished("stop", summary(20, 5, 31)))])
     assert len(frozen.answer.records) == 30
     assert not frozen.turns
-    assert frozen.document()["phase"] == "decode"
+    assert frozen.phase == "decode"
     assert metrics.turns[0].reused_tokens == 5
 
 

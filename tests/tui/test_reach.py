@@ -37,7 +37,7 @@ def test_a_click_on_the_count_of_branches_switches(play, size: tuple[int, int]) 
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize(("key", "description"), [("f4", "Resume"), ("f2", "Export JSON"), ("f6", "Save")])
+@pytest.mark.parametrize(("key", "description"), [("f4", "Resume"), ("f2", "Time all steps"), ("f6", "Save")])
 def test_help_begins_with_the_keys_of_its_screen(play, key: str, description: str) -> None:
     async def scenario(it: Driver) -> None:
         await it.press(key, "f1")

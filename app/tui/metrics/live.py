@@ -18,7 +18,6 @@ from copy import deepcopy
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from msgspec import to_builtins
 from msgspec.structs import replace
 
 from headrace.app.answer.answer_steps import StepText
@@ -56,7 +55,7 @@ from headrace.app.tui.metrics.history import DecodeHistory
 from headrace.app.tui.metrics.rates import StepTotals, current_totals
 from headrace.app.tui.metrics.turn_energy import TurnEnergy
 from headrace.runtime.metrics.cost import step_limit
-from headrace.runtime.metrics.telemetry import MBU, Percentiles, StepRecord, Summary, in_milliseconds, mbu
+from headrace.runtime.metrics.telemetry import MBU, Percentiles, StepRecord, Summary, mbu
 
 if TYPE_CHECKING:  # the chat's first frame does not import them
     from headrace.runtime.engine.request import Finished
@@ -546,32 +545,6 @@ class LiveMetrics:
         copy.turns = list(self.turns)
         copy.history = self.history.copy()
         return copy
-
-    def document(self) -> dict[str, object]:
-        """Return a JSON document. Bandwidth and MBU are computed, not read from a counter."""
-        itl = self.latencies
-        times = self.step_times
-        return {
-            "phase": self.phase,
-            "model": to_builtins(self.model),
-            "machine": to_builtins(self.machine),
-            "decode_tokens_per_second": self.rate_average,
-            "itl_ms": in_milliseconds(itl) if itl else None,
-            "achieved_bandwidth_gb_s": self.achieved_gb_s,
-            "mbu": self.mbu,
-            "busy": self.busy,
-            "roofline_tokens_per_second": self.roofline_rate,
-            "joules_per_token": self.energy.joules_per_token,
-            "step_seconds": dict(times.parts) if times else None,
-            "step_seconds_timed": bool(times and times.timed),
-            "step_bytes": dict(self.step_bytes),
-            "prompt_reuse": self.reuse.document() if self.reuse else None,
-            "several": self.answers.document() if self.answers.is_several else None,
-            "turns": to_builtins(self.turns),
-            "steps": [
-                {**to_builtins(step), "achieved_bandwidth_gb_s": step.achieved_gb_s} for step in self.answer.records
-            ],
-        }
 
 
 _CACHED = [name for name, value in vars(LiveMetrics).items() if isinstance(value, cached_property)]

@@ -317,10 +317,6 @@ class ChatState:
         """Write a session to a file; see `app.sessions.export.export_path` for `name`. Raises UsageError."""
         self.notify(export_session(self.conversation, session_id, name))
 
-    def export_metrics(self) -> None:
-        """Write the shown metrics to a JSON file in the data folder."""
-        self._export("decode", json.dumps(self.shown_metrics.document(), indent=2))
-
     def export_trace(self) -> None:
         """Write a trace-event file of the latest turn to the data folder."""
         from headrace.app.output.trace_file import trace
@@ -332,12 +328,10 @@ class ChatState:
             self.notify("no steps yet: nothing to trace", problem=True)
             return
         about = {"model": metrics.model.name, "device": metrics.machine.name}
-        self._export("trace", json.dumps(trace(sequences, metrics.figures.mbu.base_gb_s, about)))
-
-    def _export(self, kind: str, text: str) -> None:
-        path = data_dir() / "exports" / time.strftime(f"{kind}-%Y%m%d-%H%M%S.json")
+        text = json.dumps(trace(sequences, metrics.figures.mbu.base_gb_s, about)) + "\n"
+        path = data_dir() / "exports" / time.strftime("trace-%Y%m%d-%H%M%S.json")
         try:
-            replace_file(path, text + "\n")
+            replace_file(path, text)
         except OSError as error:
             self.notify(f"{path} cannot be written: {error.strerror}", problem=True)
         else:

@@ -81,7 +81,6 @@ class DecodeScreen(SingleDismissal, MetricsScreen):
         *section_bindings(priority=True),
         Binding("left", "cursor(-1)", "Step back", key_display="←", show=False, priority=True),
         Binding("right", "cursor(1)", "Step on", key_display="→", show=False, priority=True),
-        Binding("ctrl+e", "app.export_metrics", "Export JSON", show=False, priority=True),
         Binding("ctrl+x", "app.export_trace", "Trace", priority=True),
         Binding("f10", "app.time_steps", "Time all steps", key_display="F10"),
         Binding("p", "app.time_steps", "Time all steps, when frozen", show=False),

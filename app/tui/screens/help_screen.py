@@ -88,7 +88,7 @@ _KEYS = (
             ("F3", "decode panel: off, narrow, wide (or drag its edge)"),
             ("F4  F5  F6", "sessions, models, settings of this session"),
             ("F7", "freeze the metrics, or unfreeze"),
-            ("Ctrl+E, in F2", "export the metrics as JSON"),
+            ("Ctrl+X, in F2", "export a trace of the latest turn"),
             ("F8", "start the engine again"),
             ("Ctrl+P", "command palette, themes"),
             ("Ctrl+Z", "suspend; `fg` comes back"),

@@ -1,8 +1,5 @@
 """`/again N`: several answers side by side in the app over a scripted engine, their figures, and taking one."""
 
-import json
-from pathlib import Path
-
 import pytest
 
 from headrace.app.tui.decode.panel import DecodePanel
@@ -158,7 +155,7 @@ def test_an_invalid_number_of_answers_is_refused(play) -> None:
     play(scenario, scripted())
 
 
-def test_the_decode_view_has_a_row_for_each_and_goes_back_to_one(play, home: Path) -> None:
+def test_the_decode_view_has_a_row_for_each_and_goes_back_to_one(play) -> None:
     async def scenario(it: Driver) -> None:
         screen = await again(it, 3)
         await it.until(lambda: all(side.answer for side in screen.candidates.answers))
@@ -169,11 +166,6 @@ def test_the_decode_view_has_a_row_for_each_and_goes_back_to_one(play, home: Pat
         assert "last words" in text
         assert "step latency" in text
         assert "a token" in text
-        await it.press("ctrl+e")
-        (exported,) = (home / "home").rglob("decode-*.json")
-        several = json.loads(exported.read_text())["several"]
-        assert [row["number"] for row in several["sequences"]] == [1, 2, 3]
-        assert several["kv_blocks"] == {"used": 24, "shared": 12, "cached": 30, "free": 10}
         await it.press("f2")
         it.engine.release()
         await over(it, screen)
