@@ -37,7 +37,7 @@ class TopScreen(MetricsScreen):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q,escape", "app.quit", "Quit", key_display="q"),
         Binding("f7,space", "app.freeze", "Freeze", key_display="F7"),
-        Binding("question_mark,f1,w", "app.show_keys", "Figures explained", key_display="?"),
+        Binding("question_mark,f1", "app.show_keys", "Figures explained", key_display="?"),
         *section_bindings(),
     ]
 

@@ -358,9 +358,10 @@ def test_function_keys_open_help_and_the_decode_view(play) -> None:
         assert isinstance(it.app.screen, DecodeScreen)
         assert "roofline" in it.text()
         assert "1 of" not in it.text()
-        await it.press("space", *"xqabc")  # letters do nothing here
+        await it.press("space", *"xqabc")  # letters go to the line
         assert it.state.frozen is None
         assert isinstance(it.app.screen, DecodeScreen)
+        await it.press(*["backspace"] * 6)  # in an empty line, arrows are of the steps
         await it.press("f7")
         assert it.state.frozen is not None
         await it.until(lambda: "frozen" in it.text())

@@ -1,7 +1,6 @@
 """Decode view of F2: sections, a cursor over the steps, freeze, export, and a line to ask in.
 
-Letters go to the line. While the figures are frozen it has no focus, and letters are commands. `MetricsScreen` is the
-part that the screen of `headrace top` has, too.
+Letters go to the line. `MetricsScreen` is the part that the screen of `headrace top` has, too.
 
 The app opens it with its metrics, and the poller calls `show`. The sections are those of the panel
 (`app/tui/decode/panel.py`), the steps stand above them. tests/tui/screens/test_decode_screen.py guards this.
@@ -83,10 +82,6 @@ class DecodeScreen(SingleDismissal, MetricsScreen):
         Binding("right", "cursor(1)", "Step on", key_display="→", show=False, priority=True),
         Binding("ctrl+x", "app.export_trace", "Trace", priority=True),
         Binding("f10", "app.time_steps", "Time all steps", key_display="F10"),
-        Binding("p", "app.time_steps", "Time all steps, when frozen", show=False),
-        Binding("w", "app.show_keys", "The whole why, when frozen", show=False),
-        Binding("x", "app.export_trace", "Trace, when frozen", show=False),
-        Binding("question_mark", "app.show_keys", "Figures explained, when frozen", key_display="?", show=False),
         Binding("shift+left,pageup", "cursor(-20)", "20 back", key_display="PgUp", show=False, priority=True),
         Binding("shift+right,pagedown", "cursor(20)", "20 on", key_display="PgDn", show=False, priority=True),
         Binding("ctrl+end", "cursor(100000)", "Newest step", show=False, priority=True),
@@ -135,8 +130,6 @@ class DecodeScreen(SingleDismissal, MetricsScreen):
             self._draw()
 
     def _draw(self) -> None:
-        if self._frozen != self.has_class("-frozen"):
-            self.set_focus(None if self._frozen else self.line)
         self._place_steps()
         self.query_one(LatencySection).show(self.metrics)
         super().show(self.metrics, self._status, frozen=self._frozen)
