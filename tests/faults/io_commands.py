@@ -143,7 +143,7 @@ def commands(folder: Path, hub: HubServer) -> dict[str, Command]:
 
     pull = ["models", "pull", "-q"]
     export = ["sessions", "export", "last", "-o", out]
-    bench = ["bench", "-m", model, "-p", "8", "-n", "4", "-d", "0", "-r", "1", "--no-pg", "-o", "json"]
+    bench = ["bench", "-m", model, "-p", "8", "-n", "4", "-d", "0", "-r", "1", "--no-pg", "--json"]
     return {
         "run": Command(["run", "hi", "-m", model, "--save", *_ANSWER], said),
         "batch": Command(["batch", str(source), "-o", out, "-m", model, *_ANSWER], results),

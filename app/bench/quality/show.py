@@ -1,11 +1,10 @@
-"""A quality document as table, Markdown, CSV or JSON lines.
+"""A quality document as table, Markdown or CSV.
 
 `bench --quality` prints it. A new figure of `QualityResult` is a row of `_columns`.
 
 Guard: tests/app/bench/quality/test_quality_run.py.
 """
 
-import json
 from collections.abc import Callable
 
 from msgspec import UNSET, to_builtins
@@ -44,13 +43,6 @@ def markdown(document: QualityDocument) -> str:
 def csv_text(document: QualityDocument) -> str:
     """Return a row for each result, nested figures as `kl_mean.low`."""
     return csv_table([{"model": document.reference.name, **flat(to_builtins(entry))} for entry in document.results])
-
-
-def json_lines(document: QualityDocument) -> str:
-    """Return a line for each result, with the facts of the run."""
-    plain = to_builtins(document)
-    shared = {key: plain[key] for key in ("schema", "created", "command", "device", "reference", "text", "versions")}
-    return "\n".join(json.dumps({**shared, **entry}) for entry in plain["results"])
 
 
 def circumstances(document: QualityDocument) -> list[str]:

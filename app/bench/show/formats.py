@@ -5,10 +5,6 @@ The terminal (`terminal_views.py`) and the HTML report show the same lines; tabl
 Guards: tests/app/bench/test_views.py and tests/app/cli/test_bench.py.
 """
 
-import json
-
-from msgspec import to_builtins
-
 from headrace.app.answer.sentence import sentence
 from headrace.app.bench.measure.records import (
     Device,
@@ -191,16 +187,6 @@ def identity_line(identity: Identity) -> str:
         return f"{line}, which must not happen: {', '.join(broken)}"
     reasons = dict.fromkeys(expected.reason for expected in identity.expected.values())
     return f"{line} ({'; '.join(reasons)})"
-
-
-def json_lines(document: RunDocument) -> str:
-    """Return one line per test, each with machine, model and versions."""
-    plain = to_builtins(document)
-    models = {model["name"]: model for model in plain["models"]}
-    shared = {key: plain[key] for key in ("schema", "created", "command", "device", "versions")}
-    return "\n".join(
-        json.dumps({**shared, "model_facts": models.get(entry["model"]), **entry}) for entry in plain["results"]
-    )
 
 
 def _digest(model: ModelEntry) -> str:

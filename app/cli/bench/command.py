@@ -206,10 +206,10 @@ def _require_peers(document: "RunDocument", engines: list[str]) -> None:
 
 def _print_run(document: "RunDocument", form: str | None) -> None:
     from headrace.app.bench.show.columns import csv_text
-    from headrace.app.bench.show.formats import json_lines, markdown
+    from headrace.app.bench.show.formats import markdown
     from headrace.app.bench.show.terminal_views import show_run
 
-    _print(document, form, show_run, {"md": markdown, "csv": csv_text, "jsonl": json_lines})
+    _print(document, form, show_run, {"md": markdown, "csv": csv_text})
 
 
 def _print(
@@ -278,8 +278,7 @@ def _measure_quality(ctx: click.Context, given: BenchOptions) -> int:
             threads=given.threads,
         )
     )
-    writers = {"md": show.markdown, "csv": show.csv_text, "jsonl": show.json_lines}
-    _print(measured, given.chosen_form, show.show, writers)
+    _print(measured, given.chosen_form, show.show, {"md": show.markdown, "csv": show.csv_text})
     return 130 if measured.interrupted else 0
 
 

@@ -33,7 +33,7 @@ GENERATE = 128
 DEPTHS = (0, 512, 4096)
 ROUNDS = 3
 # Parameters of `BenchOptions` that may be given.
-_ACCEPTED = {"models", "repetitions", "report", "force", "mlx_python"}
+_ACCEPTED = {"models", "repetitions", "report", "force"}
 
 
 def bench_machine(ctx: click.Context, given: BenchOptions) -> int:

@@ -21,7 +21,7 @@ from headrace.runtime.errors import UsageError
 if TYPE_CHECKING:
     from headrace.app.bench.measure.peers import Peer
 
-FORMATS = ("table", "md", "csv", "json", "jsonl")
+FORMATS = ("table", "md", "csv")
 
 
 class BenchOptions(Struct, frozen=True, kw_only=True):
@@ -55,13 +55,12 @@ class BenchOptions(Struct, frozen=True, kw_only=True):
     peer_threads: int | None
     llama_python: str | None
     llama_model: str | None
-    mlx_python: str | None
     # Quality instead of speed
     quality: bool
     against: tuple[str, ...]  # other weights
     text: Path | None
     # Output
-    form: Literal["table", "md", "csv", "json", "jsonl"] | None  # see `chosen_form`
+    form: Literal["table", "md", "csv"] | None  # see `chosen_form`
     as_json: bool
     report: Path | None
 
@@ -119,9 +118,6 @@ _OPTIONS = (
         help="Python interpreter that has llama-cpp-python, used instead of llama-bench.",
     ),
     click.option("--llama-model", metavar="FILE", shell_complete=files, help="GGUF file for llama.cpp [-m]."),
-    click.option(
-        "--mlx-python", metavar="PYTHON", shell_complete=files, help="Python interpreter that has mlx-lm [this one]."
-    ),
     click.option("--quality", is_flag=True, help="Effect of K/V formats or weights on the logits."),
     click.option(
         "--kv",
@@ -148,9 +144,9 @@ _OPTIONS = (
         *("-o", "--output", "form"),
         metavar="FORM",
         type=click.Choice(FORMATS),
-        help="Output form: table, md, csv, json or jsonl [table; md in pipes].",
+        help="Output form: table, md or csv [table; md in pipes].",
     ),
-    click.option("--json", "as_json", is_flag=True, help="One JSON document, as -o json."),
+    click.option("--json", "as_json", is_flag=True, help="One JSON document."),
     click.option(
         "--report",
         type=Path,
@@ -194,7 +190,7 @@ def chosen_peers(given: BenchOptions, kv: str) -> "list[Peer]":
     # llama.cpp runs the first model alone.
     gguf = given.llama_model or next((model for model in given.models[:1] if model.lower().endswith(".gguf")), None)
     known = {
-        "mlx-lm": Peer("mlx-lm", given.mlx_python),
+        "mlx-lm": Peer("mlx-lm"),
         "llama.cpp": Peer("llama.cpp", given.llama_python, gguf, kv),
     }
     return [known[name] for name in dict.fromkeys(given.peers)]

@@ -186,13 +186,6 @@ def test_csv_has_every_figure_of_a_result() -> None:
         assert not {key for key, value in flat(figures).items() if value is not None} - set(row)
 
 
-def test_each_json_line_has_the_facts_of_the_run() -> None:
-    lines = formats.json_lines(DOCUMENT).splitlines()
-    assert [json.loads(line)["test"] for line in lines] == [entry.test for entry in DOCUMENT.results]
-    assert all(json.loads(line)["device"]["name"] == "Made-up CPU" for line in lines)
-    assert all(json.loads(line)["threads"] == 2 for line in lines)
-
-
 THREADS = ("headrace 0: 2 threads", "llama.cpp 0.3: 2 threads (3 for prompts), flash attention on")
 
 

@@ -96,9 +96,8 @@ def test_batch_results_and_scaling_are_in_every_output_format(model: Path) -> No
 
 def test_several_models_are_measured_side_by_side(model: Path, tmp_path: Path) -> None:
     other = write_chat_model(tmp_path / "other")
-    done = run("-m", str(model), "-m", str(other), *SHORT, "--no-pg", "-o", "jsonl")
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {line["model"] for line in lines} == {"tiny", "other"}
+    document = json.loads(run("-m", str(model), "-m", str(other), *SHORT, "--no-pg", "--json").stdout)
+    assert {entry["model"] for entry in document["results"]} == {"tiny", "other"}
     with pytest.raises(UsageError, match="-m"):
         run("-m", str(model), "-m", str(model), *SHORT)
 
