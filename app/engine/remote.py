@@ -177,9 +177,11 @@ class RemoteEngine:
                 raise ServerError("this server cannot continue this answer")
             response = self._address.ask(connection, "/v1/chat/completions", self._body(command))
             for _, data in events(response):
-                if data != "[DONE]":
-                    for event in answer.take(json.loads(data)):
-                        self._events.put((number, event))
+                if data == "[DONE]":
+                    answer.is_whole = True
+                    continue
+                for event in answer.take(json.loads(data)):
+                    self._events.put((number, event))
             for event in answer.end():
                 self._events.put((number, event))
         except Exception as error:  # the thread's last event, after any error: a reader waits for one

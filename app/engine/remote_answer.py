@@ -26,10 +26,14 @@ AnyPart = TypeVar("AnyPart", TextChunk, Completed)
 
 
 class RemoteAnswer:
-    """Chunks in, events out."""
+    """Chunks in, events out.
+
+    is_whole: its last chunk has come, or the line that ends a stream.
+    """
 
     def __init__(self, command: Generate, *, is_headrace: bool) -> None:
         """is_headrace: the server is headrace's own, which reports the steps after their text."""
+        self.is_whole = False
         # Text and figures so far. `_thinking` and `_content` are emptied into each delta.
         self._id = command.id
         self._is_headrace = is_headrace
@@ -53,7 +57,9 @@ class RemoteAnswer:
         if extension := chunk.get("headrace"):
             return self._reported(extension)
         for choice in chunk["choices"]:
-            self._cut = self._cut or choice.get("finish_reason") == "length"
+            finish_reason = choice.get("finish_reason")
+            self.is_whole = self.is_whole or finish_reason is not None
+            self._cut = self._cut or finish_reason == "length"
             delta = choice.get("delta") or {}
             self._thinking += delta.get("reasoning_content") or delta.get("reasoning") or ""
             self._content += delta.get("content") or ""
@@ -62,7 +68,9 @@ class RemoteAnswer:
         return [self._delta([self._record()])]
 
     def end(self) -> list[Event]:
-        """Return the end of the answer, after the last chunk."""
+        """Return the end of the answer, after the last chunk. Raises ServerError if it was not the last."""
+        if not self.is_whole:
+            raise ServerError("the server broke off its answer")
         reason: FinishReason = "length" if self._cut else "stop"
         done = self._done or Done(self._id, Finished(reason, self._summary()))
         if not self._thinking and not self._content:

@@ -148,6 +148,7 @@ class Other(BaseHTTPRequestHandler):
 
     bodies: list[Any] = []  # noqa: RUF012
     chunks: Callable[[], list[Any]] = list
+    last = b"data: [DONE]\n\n"
     models: Any = ({"id": "a"}, {"id": "b", "max_model_len": 4096})
 
     def do_GET(self) -> None:
@@ -156,7 +157,7 @@ class Other(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         lines = [b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in type(self).chunks()]
-        self._send(b"".join([*lines, b"data: [DONE]\n\n"]))
+        self._send(b"".join([*lines, self.last]))
 
     def _send(self, body: bytes) -> None:
         self.send_response(200)
@@ -219,6 +220,21 @@ def test_an_error_in_the_stream_of_another_server(other: str, monkeypatch: pytes
     engine.submit(Generate(1, HELLO))
     failed = until(engine, Failed)
     assert (failed.id, failed.message) == (1, "out of memory")
+
+
+@pytest.mark.parametrize("ends_by", ["finish_reason", "line", "neither"])
+def test_an_answer_that_breaks_off_has_failed(other: str, monkeypatch: pytest.MonkeyPatch, ends_by: str) -> None:
+    chunks = [chunk(content="So "), chunk("stop" if ends_by == "finish_reason" else None, content="be")]
+    monkeypatch.setattr(Other, "chunks", staticmethod(lambda: chunks))
+    if ends_by != "line":
+        monkeypatch.setattr(Other, "last", b"")
+    engine = RemoteEngine(HTTPAddress(other))
+    engine.start(ModelSpec())
+    until(engine, Ready)
+    events: list[Event] = []
+    engine.submit(Generate(1, HELLO))
+    until(engine, Failed if ends_by == "neither" else Done, events)
+    assert "".join(event.text for event in events if isinstance(event, Delta)) == "So be"
 
 
 @pytest.mark.parametrize("count", [math.inf, 10**400, -3, "many", [1]], ids=repr)
