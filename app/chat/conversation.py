@@ -296,7 +296,14 @@ class Conversation:
         self.trimming.undo()
 
     def set_model(self, name: str) -> None:
-        """Load another model, for the next answer on. Raises the errors of `check_model_name`."""
+        """Load another model, for the next answer on.
+
+        Raises UsageError if the engine is a server's, and the errors of `check_model_name`.
+        """
+        if self.engine.is_remote:
+            raise UsageError(
+                "a server's model stays", "`headrace chat --connect URL -m MODEL` takes another of its models"
+            )
         from headrace.app.chat.download_plan import check_model_name  # the catalog's reader is no part of the start
 
         check_model_name(name)

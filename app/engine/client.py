@@ -68,6 +68,11 @@ class ChatEngine(Protocol):
         ...
 
     @property
+    def is_remote(self) -> bool:
+        """True for a server's engine: its model was chosen with its address."""
+        ...
+
+    @property
     def starts(self) -> int:
         """Number of starts, each of which loads a model."""
         ...
@@ -130,6 +135,7 @@ class EngineClient:
     def __init__(self) -> None:
         self.state: EngineState = "stopped"
         self.card: ModelCard | None = None
+        self.is_remote = False
         self.starts = 0
         self._spec: ModelSpec | None = None  # of the last start
         self._has_lost_rank = False  # another machine of this model was lost: later starts use this one alone

@@ -44,6 +44,7 @@ class RemoteEngine:
         self.state: EngineState = "stopped"
         self.card: ModelCard | None = None
         self.pid: int | None = None
+        self.is_remote = True
         self.starts = 0
         self._address = address
         self._model = model

@@ -117,6 +117,7 @@ class ScriptedEngine:
     state: EngineState = "stopped"
     card: ModelCard | None = None
     pid: int | None = None
+    is_remote: bool = False
     commands: list[Generate] = field(default_factory=list)
     ahead: list[PrefetchPrompt] = field(default_factory=list)
     specs: list[ModelSpec] = field(default_factory=list)

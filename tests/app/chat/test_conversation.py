@@ -319,6 +319,14 @@ def test_another_model_stops_the_answer_and_takes_the_next(chat: Conversation, e
     assert shown(chat)[-1] == "fine"
 
 
+def test_a_servers_model_stays(chat: Conversation, engine: ScriptedEngine) -> None:
+    engine.is_remote = True
+    before = chat.session.model, len(engine.specs)
+    with pytest.raises(UsageError, match="server's model"):
+        chat.set_model("org/other")
+    assert (chat.session.model, len(engine.specs)) == before
+
+
 def test_a_restart_stops_the_answer(chat: Conversation, engine: ScriptedEngine) -> None:
     engine.script(Script(pieces=("one ", "two ", "three"), hold=1))
     chat.send("count")
