@@ -275,6 +275,11 @@ def run_command_line() -> int:
         if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 makes it a RuntimeError within __set_name__
             return 130
         _debug_traceback()
+        if str(error) == "can't start new thread":  # Python has no class for it
+            _complain(
+                "the system starts no more threads", "raise the limit of processes: `ulimit -u`, or a container's"
+            )
+            return 1
         _complain(f"internal error: {error!r}", f"{environment.DEBUG}=1 shows where; please report it")
         return 1
     return code if isinstance(code, int) else 0

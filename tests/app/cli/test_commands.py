@@ -368,6 +368,17 @@ def test_a_python_for_intel_macs_is_one_line_before_mlx_is_imported(
     assert run_command_line() == 0
 
 
+def test_a_system_without_another_thread_is_no_internal_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(**_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(cli, "main", fail)
+    assert run_command_line() == 1
+    assert "ulimit -u" in capsys.readouterr().err
+
+
 def test_values_are_named_in_one_form() -> None:
     """A word in capitals, or the choices; a list has a comma and dots behind it."""
     form = re.compile(r"[\w.-]+(=[A-Z]+)?(\|[\w.-]+)*(,\.\.\.)?")
