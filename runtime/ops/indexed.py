@@ -13,6 +13,7 @@ Guards: tests/parity/test_indexed.py (any split of a prompt) and test_mlx_lm_fam
 T = new tokens, H = query heads, D = size of an entry, I = index heads, J = size of an index key, k = chosen entries.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
@@ -61,33 +62,19 @@ def attend_indexed(
     length = queries.shape[1]
     chosen = spec.chosen
     assert chosen is not None
-    device = mx.default_device().type
-    # Append the new entries.
+    most_bytes = SCORES[mx.default_device().type]
     queries = _rotated(ops, _heads(queries, spec.heads), offset, spec)  # (1, H, T, D)
     append_halves(entries, _rotated(ops, new_entries[:, None], offset, spec), offset)
     # The first rows see no more entries than may be chosen: they attend to all of them, without scores.
     seeing_all = min(length, max(0, chosen - offset))
-    # With an indexer, choose the entries of the other rows, in parts whose scores are bounded.
     if index_keys is not None:
-        index_queries, weights, new_keys = of_indexer
-        index_queries = _rotated(ops, _heads(index_queries, weights.shape[-1]), offset, spec)  # (1, I, T, J)
-        append_halves(index_keys, _rotated(ops, new_keys[:, None], offset, spec), offset)
-        index_bytes = 4 * weights.shape[-1] * (offset + length)
-        copy_bytes = 4 * chosen * new_entries.shape[-1]
-        parts = in_parts(seeing_all, length, SCORES[device] // max(index_bytes, copy_bytes))
-        choices.clear()
-        if parts:
-            blocks = -(-(offset + length) // BLOCK)
-            keys = ops.prepare(Weight(joined_halves(index_keys, slice(blocks * BLOCK))), queries.dtype, exact=True)
-        for part in parts:
-            scores = _scores(ops, index_queries[0, :, part], weights[0, part], keys)
-            last = offset + mx.arange(part.start, part.stop)
-            choices.append(Choice(part, largest(scores, last, chosen)))
+        copy_bytes = 4 * chosen * new_entries.shape[-1]  # of the entries that a row attends to
+        choices[:] = _choose(ops, of_indexer, index_keys, offset, spec, seeing_all, most_bytes // copy_bytes)
 
     # Attend: first the rows that see all, then each of the others over its own entries, as a decode step.
     outs: list[mx.array] = []
     score_bytes = 4 * spec.heads * min(chosen, offset + length)
-    for part in in_parts(0, seeing_all, SCORES[device] // score_bytes):
+    for part in in_parts(0, seeing_all, most_bytes // score_bytes):
         mx.eval(outs)  # of the part before: MLX would allocate the scores and copies of all parts together
         seen = joined_halves(entries, slice(offset + part.stop))[None, None]
         mask = None if part.stop - part.start == 1 else "causal"
@@ -100,6 +87,41 @@ def attend_indexed(
         outs.append(out.transpose(2, 1, 0, 3))
     out = mx.concatenate(outs, axis=2)  # (1, H, T, D)
     return out.transpose(0, 2, 1, 3).reshape(1, length, -1)
+
+
+def _choose(
+    ops: "Ops",
+    of_indexer: Sequence[mx.array],
+    index_keys: Halves,
+    offset: int,
+    spec: AttentionSpec,
+    first: int,
+    most_rows: int,
+) -> list[Choice]:
+    """Append index keys, and return the choices of the rows from `first` on, in parts whose scores are bounded.
+
+    of_indexer: index queries (1, T, I * J), their weights (1, T, I), and index keys (1, T, J).
+    most_rows: of a part, whatever the size of its scores.
+
+    The others are as in `attend_indexed`.
+    """
+    assert spec.chosen is not None
+    queries, weights, new_keys = of_indexer
+    _, length, heads = weights.shape
+    queries = _rotated(ops, _heads(queries, heads), offset, spec)  # (1, I, T, J)
+    append_halves(index_keys, _rotated(ops, new_keys[:, None], offset, spec), offset)
+    score_bytes = 4 * heads * (offset + length)  # of a row
+    parts = in_parts(first, length, min(most_rows, SCORES[mx.default_device().type] // score_bytes))
+    if not parts:
+        return []
+    blocks = -(-(offset + length) // BLOCK)
+    keys = ops.prepare(Weight(joined_halves(index_keys, slice(blocks * BLOCK))), queries.dtype, exact=True)
+    choices = []
+    for part in parts:
+        scores = _scores(ops, queries[0, :, part], weights[0, part], keys)
+        last = offset + mx.arange(part.start, part.stop)
+        choices.append(Choice(part, largest(scores, last, spec.chosen)))
+    return choices
 
 
 def _scores(ops: "Ops", queries: mx.array, weights: mx.array, keys: Weight) -> mx.array:
