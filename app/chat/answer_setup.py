@@ -98,12 +98,12 @@ def question_of(branch: SessionBranch, message_id: int | None) -> tuple[int, boo
     """
     if not branch.messages:
         raise UsageError("nothing was asked yet")
-    again = branch.messages[-1]
+    chosen = branch.messages[-1]
     if message_id is not None:
-        again = branch.message(message_id)
-    question = again.parent_id
-    if again.role == "user":
-        question = again.id
+        chosen = branch.message(message_id)
+    question = chosen.parent_id
+    if chosen.role == "user":
+        question = chosen.id
     if question is None:
         raise UsageError("no question stands before this answer")
     return question, any(message.parent_id == question for message in branch.messages)

@@ -23,6 +23,8 @@ from headrace.app.sessions.records import Message
 from headrace.runtime.errors import UsageError
 
 Function = TypeVar("Function")
+TWICE_S = 2.0
+"""Seconds within which a second Ctrl-C at the prompt leaves a chat."""
 
 
 class Command(Struct, frozen=True):

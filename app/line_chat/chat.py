@@ -15,6 +15,7 @@ from headrace.app.answer.repetition import REPEATS
 from headrace.app.chat.commands import (
     COMMANDS,
     IN_EVERY_CHAT,
+    TWICE_S,
     attach,
     last_message,
     message_text,
@@ -37,7 +38,7 @@ from headrace.runtime.errors import HeadraceError, UsageError
 from headrace.runtime.metrics.telemetry import Summary
 
 _POLL_S = 0.05  # between two polls: text appears within that time
-_TWICE_S = 2.0  # within which a second Ctrl-C at the prompt leaves
+
 # Next steps by the engine's state, after a failure.
 _WAYS_OUT = {
     "failed": "/restart tries again, /model NAME takes another model",
@@ -97,7 +98,7 @@ class LineChat:
                 return
             except KeyboardInterrupt:
                 self._terminal.say("")
-                if time.monotonic() < interrupted_at + _TWICE_S:
+                if time.monotonic() < interrupted_at + TWICE_S:
                     return
                 interrupted_at = time.monotonic()
                 self._terminal.say("Ctrl-C again quits, and so does Ctrl-D")

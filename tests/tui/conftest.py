@@ -235,7 +235,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(poller, "SHORTEST_S", 0.04)
     monkeypatch.setattr(chat_state, "NOTIFICATION_S", 120.0)
-    monkeypatch.setattr(chat_screen, "_TWICE_S", 120.0)
+    monkeypatch.setattr(chat_screen, "TWICE_S", 120.0)
     monkeypatch.setattr(dialogs, "_QUIET_S", 0.001)
     monkeypatch.setattr(dialogs, "_BURST_S", 0.001)
     return tmp_path

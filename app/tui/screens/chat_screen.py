@@ -14,7 +14,7 @@ from textual.containers import Vertical
 from textual.geometry import Size
 from textual.screen import Screen
 
-from headrace.app.chat.commands import parse_command
+from headrace.app.chat.commands import TWICE_S, parse_command
 from headrace.app.chat.conversation import DISK_FULL
 from headrace.app.tui.decode.panel import ROOM_FROM, DecodePanel
 from headrace.app.tui.input.chips import Chips
@@ -32,8 +32,6 @@ from headrace.app.tui.transcript.transcript import Transcript
 from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.app.tui.widgets.status_bar import StatusBar
 from headrace.runtime.errors import HeadraceError
-
-_TWICE_S = 2.0  # within which a second Ctrl+C leaves
 
 
 class ChatScreen(Screen[None]):
@@ -118,7 +116,7 @@ class ChatScreen(Screen[None]):
         elif prompt.text:
             if prompt.keep_draft():
                 self.state.notify("draft kept: ↑ brings it back")
-        elif time.monotonic() < self._interrupted + _TWICE_S:
+        elif time.monotonic() < self._interrupted + TWICE_S:
             self.run_command("quit", "")
         else:
             self._interrupted = time.monotonic()

@@ -36,7 +36,7 @@ from headrace.app.tui.transcript.welcome import welcome_lines
 from headrace.app.tui.widgets.status_bar import StatusBar
 from headrace.runtime.errors import HeadraceError
 
-_PICK_KEYS = "123456789abcdefghijklmnopqrstuvwxyz"
+_PICK_KEYS = "123456789abcdefghijklmnopqrstuvwxyz"  # of the names that `pick` offers, in order
 
 
 class ChatView:
@@ -283,7 +283,7 @@ class ChatView:
         if len(names) == 1 and not always:
             take(0)
             return
-        keys = _PICK_KEYS.ljust(len(names))  # more names have none
+        keys = _PICK_KEYS.ljust(len(names))  # names beyond have a space, which is no key
         answers = [(str(index), keys[index], name) for index, name in enumerate(names)]
 
         def resolve(chosen: str | None) -> None:
