@@ -57,7 +57,7 @@ def choose_files(
             raise CheckpointError(f"{repo}: {file!a} is neither a .gguf file nor a folder", _offered(names))
         return _all_parts(file, names, repo)
     if quantization is not None:
-        return _all_parts(_of_quantization(names, repo, quantization), names, repo)
+        return _all_parts(choose_gguf(names, repo, quantization), names, repo)
 
     # Else the checkpoint in the repository's root, or one of its GGUFs
     root = [name for name in names if "/" not in name]
@@ -66,13 +66,21 @@ def choose_files(
         templates = [name for name in names if _NAMED_TEMPLATE.fullmatch(name)]
         return templates + [name for name in root if name in weights or name.endswith(_SIDE_FILES)]
     if any(map(is_gguf, names)):
-        return _all_parts(_choose_gguf(names, repo), names, repo)
+        return _all_parts(choose_gguf(names, repo), names, repo)
     if any(name.endswith(PICKLE_SUFFIXES) for name in names):
         raise CheckpointError(
             f"{repo} has its weights as pickles only, which can run code when opened; they are refused",
             "look for a safetensors or GGUF version of the model",
         )
     raise CheckpointError(f"{repo} has no weights that headrace reads (model*.safetensors or .gguf)")
+
+
+def choose_gguf(names: list[str], repo: str, quantization: str | None = None) -> str:
+    """Return the GGUF of this quantization among the files of `repo`, or the most sensible one; a set's first part.
+
+    quantization: in capitals, or the beginning of its name. Raises ModelNotFoundError and UnsupportedModelError.
+    """
+    return _most_sensible(names, repo) if quantization is None else _of_quantization(names, repo, quantization)
 
 
 def quantization_of(file: str) -> str | None:
@@ -97,7 +105,7 @@ def _of_quantization(names: list[str], repo: str, wanted: str) -> str:
         return next((name for name in files if part_names(name) == [name]), files[0])
     beginning = [name for name in ggufs if (quantization_of(name) or "").startswith(f"{wanted}_")]
     if beginning:  # `Q4` asks for any of Q4_0, Q4_K_M and the like: the first in _PREFERRED
-        return _choose_gguf(beginning, repo)
+        return _most_sensible(beginning, repo)
     raise ModelNotFoundError(f"{repo} has no .gguf file in {wanted}", _offered(names))
 
 
@@ -115,7 +123,7 @@ def _offered(names: list[str]) -> str | None:
     return f"it has {', '.join(kinds)[:200]!a}" if kinds else "it has no .gguf files: leave that part out"
 
 
-def _choose_gguf(names: list[str], repo: str) -> str:
+def _most_sensible(names: list[str], repo: str) -> str:
     """Return the GGUF in the format that comes first in _PREFERRED; the only one in any format."""
     ggufs = [name for name in names if is_gguf(name)]
     whole = sorted(first_parts(ggufs), key=lambda name: len(part_names(name)))  # whole files before split ones

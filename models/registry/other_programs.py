@@ -15,14 +15,16 @@ from typing import Any
 
 from msgspec import Struct
 
-from headrace.models.checkpoint.split_files import first_parts, is_gguf
+from headrace.models.checkpoint.split_files import first_parts, is_gguf, parts_of
+from headrace.models.registry.hub_files import choose_gguf
 from headrace.models.registry.hub_id import HubId
 from headrace.models.registry.source import LocalDirectory, LocalGGUF
-from headrace.runtime.errors import UnsupportedModelError
+from headrace.runtime.errors import ModelNotFoundError, UnsupportedModelError
 
 _OLLAMA_LIBRARY = ("registry.ollama.ai", "library")  # host and namespace of names without either
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 _OLLAMA_ADAPTER = "application/vnd.ollama.image.adapter"
+_HUB_HOSTS = ("hf.co", "huggingface.co")  # which Ollama keeps in names of the hub's models
 _MAX_MANIFEST_BYTES = 1 << 20  # they have about 1,000
 
 
@@ -65,22 +67,38 @@ def find_foreign(text: str) -> ForeignModel | None:
 
 
 def find_foreign_hub(hub: HubId) -> ForeignModel | None:
-    """Return the model of a hub id without a revision, which another program fetched."""
+    """Return the model of a hub id without a revision, which another program fetched.
+
+    Among several quantizations that fit the id, the one that the hub's repository would give.
+    """
     if hub.revision is not None:
         return None
-    for name in (str(hub), f"hf.co/{hub}"):  # Ollama keeps the host in names of the hub's models
+    for name in (str(hub), *(f"{host}/{hub}" for host in _HUB_HOSTS)):
         if (exact := find_foreign(name)) is not None:
             return exact
-    repo = f"{hub.repo}/".casefold()
-    files = [model for model in _lm_studio_models() if f"{model.name}/".casefold().startswith(repo)]
+    files = _files_of_repo(hub.repo)
     if hub.file is not None:
-        return next((model for model in files if model.path.name.casefold() == hub.file.casefold()), None)
-    if hub.quantization is None:
+        return next((model for model in files.values() if model.path.name.casefold() == hub.file.casefold()), None)
+    if not files:
         return None
-    ending = f"{hub.quantization}.gguf".casefold()
-    endings = (f"-{ending}", f".{ending}", f"_{ending}")
-    fitting = [model for model in files if model.path.name.casefold().endswith(endings)]
-    return fitting[0] if len(fitting) == 1 else None
+    try:
+        return files[choose_gguf(list(files), hub.repo, hub.quantization)]
+    except (ModelNotFoundError, UnsupportedModelError):  # the hub may have another file
+        return None
+
+
+def _files_of_repo(repo: str) -> dict[str, ForeignModel]:
+    """Return the GGUFs of a repository by a name with their quantization: LM Studio's files, and Ollama's tags."""
+    files: dict[str, ForeignModel] = {}
+    names = {f"{host}/{repo}".casefold() for host in _HUB_HOSTS}
+    for model in _ollama_models():
+        name, _, tag = model.name.partition(":")
+        if name.casefold() in names:
+            files.setdefault(f"{tag}.gguf", model)
+    for model in _lm_studio_models():
+        if model.path.is_file() and f"{model.name}/".casefold().startswith(f"{repo}/".casefold()):
+            files.setdefault(model.path.name, model)
+    return files
 
 
 def _expanded(*names: str) -> list[Path]:
@@ -156,8 +174,9 @@ def _lm_studio_models() -> Iterator[ForeignModel]:
                 yield ForeignModel(name, directory, "LM Studio")
                 continue
             files = first_parts(sorted(file.name for file in _files(directory, depth=1) if is_gguf(file.name)))
-            for file in files:
-                yield ForeignModel(name if len(files) == 1 else f"{name}/{file}", directory / file, "LM Studio")
+            whole = [file for file in files if all(part.is_file() for part in parts_of(directory / file))]
+            for file in whole:
+                yield ForeignModel(name if len(whole) == 1 else f"{name}/{file}", directory / file, "LM Studio")
 
 
 def _files(folder: Path, depth: int) -> list[Path]:

@@ -59,7 +59,9 @@ def test_models_of_ollama_are_found_with_namespace_and_host(home: Path, store: S
     blob = add_to_ollama(home, "registry.ollama.ai/someone/tiny/latest")
     add_to_ollama(home, "hf.co/org/name/Q4_K_M")
     assert [model.name for model in foreign_models()] == ["hf.co/org/name:Q4_K_M", "someone/tiny:latest"]
-    for text in ("someone/tiny", "someone/tiny:latest", "hf.co/org/name:Q4_K_M", "org/name:q4_k_m"):
+    for text in ("someone/tiny", "someone/tiny:latest", "hf.co/org/name:Q4_K_M", "org/name:q4_k_m", "org/name:Q4"):
+        assert find_source(text, store) == LocalGGUF(blob), text
+    for text in ("org/name", "hf.co/org/name", "https://huggingface.co/Org/Name", "org/name:latest"):
         assert find_source(text, store) == LocalGGUF(blob), text
     assert isinstance(find_source("org/name:Q8_0", store), HubId)
     assert isinstance(find_source("someone/tiny@v2", store), HubId)
@@ -124,7 +126,11 @@ def test_models_of_lm_studio_are_found_by_their_names(home: Path, store: Store) 
     assert find_source("mlx-community/tiny-4bit", store) == LocalDirectory(mlx)
     assert find_source("bartowski/Tiny-GGUF:Q8_0", store) == LocalGGUF(several / "Tiny-Q8_0.gguf")
     assert find_source("bartowski/Tiny-GGUF/Tiny-Q4_K_M.gguf", store) == LocalGGUF(several / "Tiny-Q4_K_M.gguf")
-    assert isinstance(find_source("bartowski/Tiny-GGUF", store), HubId)
+    for text in ("bartowski/Tiny-GGUF", "bartowski/Tiny-GGUF:Q4", "Bartowski/tiny-gguf:q4_k"):
+        assert find_source(text, store) == LocalGGUF(several / "Tiny-Q4_K_M.gguf")
+    assert find_source("bartowski/Tiny-GGUF:Q8", store) == LocalGGUF(several / "Tiny-Q8_0.gguf")
+    assert isinstance(find_source("bartowski/Tiny-GGUF@main", store), HubId)
+    assert isinstance(find_source("bartowski/Tiny", store), HubId)
     for text in ("unsloth/Tiny-GGUF", "unsloth/Tiny-GGUF:F16", "unsloth/Tiny-GGUF/Tiny-F16.gguf"):
         assert find_source(text, store) == LocalGGUF(alone / "Tiny-F16.gguf")
     assert isinstance(find_source("unsloth/Tiny-GGUF:Q8_0", store), HubId)
@@ -132,6 +138,40 @@ def test_models_of_lm_studio_are_found_by_their_names(home: Path, store: Store) 
     rows = foreign_documents(store)
     assert [row["program"] for row in rows] == ["LM Studio"] * 4
     assert all(row["disk_bytes"] > 0 for row in rows)
+
+
+def test_programs_share_one_order_of_quantizations(home: Path, store: Store) -> None:
+    """The order is that of the hub's files."""
+    folder = home / ".lmstudio" / "models" / "org" / "name"
+    folder.mkdir(parents=True)
+    larger = write_gguf(folder / "name-Q8_0.gguf", "llama")
+    write_gguf(folder / "name-F16.gguf", "llama")
+    assert find_source("org/name", store) == LocalGGUF(larger)
+    blob = add_to_ollama(home, "hf.co/org/name/Q4_0")
+    assert find_source("org/name", store) == find_source("org/name:Q4", store) == LocalGGUF(blob)
+    assert find_source("org/name:Q8", store) == LocalGGUF(larger)
+    usual = write_gguf(folder / "name-Q4_K_M.gguf", "llama")
+    assert find_source("org/name", store) == find_source("org/name:Q4", store) == LocalGGUF(usual)
+
+
+def test_files_without_a_known_quantization_leave_the_choice_to_the_hub(home: Path, store: Store) -> None:
+    folder = home / ".lmstudio" / "models" / "org" / "name"
+    folder.mkdir(parents=True)
+    only = write_gguf(folder / "name-a.gguf", "llama")
+    assert find_source("org/name", store) == LocalGGUF(only)
+    assert isinstance(find_source("org/name:Q4", store), HubId)
+    write_gguf(folder / "name-b.gguf", "llama")
+    assert isinstance(find_source("org/name", store), HubId)
+
+
+def test_a_set_that_lacks_a_part_is_left_to_the_hub(home: Path, store: Store) -> None:
+    folder = home / ".lmstudio" / "models" / "org" / "name"
+    folder.parent.mkdir(parents=True)
+    first, _, last = write_split(folder)
+    assert find_source("org/name", store) == LocalGGUF(first)
+    last.unlink()
+    assert isinstance(find_source("org/name", store), HubId)
+    assert foreign_models() == []
 
 
 def test_similar_names_begin_with_those_on_this_disk(home: Path, store: Store) -> None:
