@@ -1,7 +1,8 @@
 """Models that other programs keep on this disk: Ollama's store and LM Studio's folder. Nothing is written there.
 
 Ollama keeps a manifest for each name, `manifests/HOST/NAMESPACE/MODEL/TAG`, which lists blobs by digest. LM Studio
-keeps `PUBLISHER/MODEL/` with GGUF files or a checkpoint in MLX format. The hub's shared cache is read when fetching.
+keeps `PUBLISHER/MODEL/` with GGUF files or a checkpoint in MLX format, in the folder that its settings name
+(`downloadsFolder` of settings.json). The hub's shared cache is read when fetching.
 
 Guard: tests/models/registry/test_other_programs.py.
 """
@@ -19,6 +20,7 @@ from headrace.models.checkpoint.split_files import first_parts, is_gguf, parts_o
 from headrace.models.registry.hub_files import choose_gguf
 from headrace.models.registry.hub_id import HubId
 from headrace.models.registry.source import LocalDirectory, LocalGGUF
+from headrace.runtime.config.typed import as_mapping
 from headrace.runtime.errors import ModelNotFoundError, UnsupportedModelError
 
 _OLLAMA_LIBRARY = ("registry.ollama.ai", "library")  # host and namespace of names without either
@@ -26,6 +28,7 @@ _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 _OLLAMA_ADAPTER = "application/vnd.ollama.image.adapter"
 _HUB_HOSTS = ("hf.co", "huggingface.co")  # which Ollama keeps in names of the hub's models
 _MAX_MANIFEST_BYTES = 1 << 20  # they have about 1,000
+_MAX_SETTINGS_CHARACTERS = 1 << 20
 
 
 class ForeignModel(Struct, frozen=True):
@@ -161,8 +164,29 @@ def _blobs(folder: Path, digests: list[str]) -> list[Path] | None:
 
 
 def _lm_studio_folders() -> list[Path]:
-    """Return LM Studio's folder of models, of today and of versions before 0.3."""
-    return _expanded("~/.lmstudio/models", "~/.cache/lm-studio/models")
+    """Return LM Studio's folders of models: the one that its settings name, and those of its home folders."""
+    homes = _expanded("~/.lmstudio", "~/.cache/lm-studio")  # of today and of versions before 0.3
+    for pointer in _expanded("~/.lmstudio-home-pointer"):
+        homes = [*_expanded(_text(pointer)), *homes]
+    folders: list[Path] = []
+    for home in homes:
+        settings: object = None
+        with suppress(ValueError, RecursionError):
+            settings = json.loads(_text(home / "settings.json"))
+        moved = as_mapping(settings).get("downloadsFolder")
+        if isinstance(moved, str):
+            folders += _expanded(moved)
+        folders.append(home / "models")
+    return list(dict.fromkeys(folder for folder in folders if folder.is_absolute()))
+
+
+def _text(file: Path) -> str:
+    """Return the text of a small file without the space around it; nothing for one that cannot be read."""
+    try:
+        with file.open(encoding="utf-8") as opened:
+            return opened.read(_MAX_SETTINGS_CHARACTERS).strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def _lm_studio_models() -> Iterator[ForeignModel]:

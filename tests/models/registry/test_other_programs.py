@@ -140,6 +140,24 @@ def test_models_of_lm_studio_are_found_by_their_names(home: Path, store: Store) 
     assert all(row["disk_bytes"] > 0 for row in rows)
 
 
+@pytest.mark.parametrize("lm_studio", [".lmstudio", ".cache/lm-studio", "elsewhere"])
+def test_models_of_lm_studio_are_found_where_its_settings_say(home: Path, store: Store, lm_studio: str) -> None:
+    folder = home / "disk" / "llms" / "org" / "name"
+    folder.mkdir(parents=True)
+    file = write_gguf(folder / "name-Q8_0.gguf", "llama")
+    settings = home / lm_studio / "settings.json"
+    settings.parent.mkdir(parents=True)
+    if lm_studio == "elsewhere":
+        (home / ".lmstudio-home-pointer").write_text(f"{settings.parent}\n")
+    settings.write_text(json.dumps({"language": "en", "downloadsFolder": str(home / "disk" / "llms")}))
+    assert find_source("org/name", store) == LocalGGUF(file)
+    for broken in ("", "{", "[]", "null", '{"downloadsFolder": 3}', '{"downloadsFolder": "llms"}', "[" * 100_000):
+        settings.write_text(broken)
+        assert foreign_models() == [], broken[:40]
+    settings.write_bytes(b"\xff\0")
+    assert foreign_models() == []
+
+
 def test_programs_share_one_order_of_quantizations(home: Path, store: Store) -> None:
     """The order is that of the hub's files."""
     folder = home / ".lmstudio" / "models" / "org" / "name"
