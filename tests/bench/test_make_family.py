@@ -10,6 +10,7 @@ from tests.bench.make_family import FAMILIES, tensors
 from tests.bench.published_shapes import PUBLISHED
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_metadata_state_the_sizes_of_the_config(name: str) -> None:
     family = PUBLISHED[name]
@@ -22,6 +23,7 @@ def test_the_metadata_state_the_sizes_of_the_config(name: str) -> None:
     assert {key: stated[key] for key in sizes} == {key: family.config[key] for key in sizes}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_parameter_becomes_a_tensor_of_its_layer(name: str) -> None:
     family = FAMILIES[name]

@@ -62,6 +62,7 @@ def in_parts(network: Decoder, kv: KVBackend, cache: KVCache, tokens: list[int],
     return mx.concatenate([run(network, kv, [(cache, part)]) for part in parts])
 
 
+@pytest.mark.sampled
 def test_parts_of_a_long_prompt_equal_mlx_lms(directory: Path) -> None:
     network = load_decoder(directory, reference)
     kv = backend(network)
@@ -69,6 +70,7 @@ def test_parts_of_a_long_prompt_equal_mlx_lms(directory: Path) -> None:
     assert difference(ours, logits_of_class(stock(directory), PROMPT)[0]) < 1e-5
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "stated",
     [

@@ -66,7 +66,7 @@ def _nearest(ours: mx.array, theirs: mx.array, decoder: Decoder) -> tuple[mx.arr
     return ours[:, rows], theirs[:, rows]
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(32)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_mixed_copy_gives_the_logits_of_mlx_lm(tmp_path: Path, name: str) -> None:
     plain = _source(tmp_path / "plain", name)

@@ -99,7 +99,7 @@ def skip_unless_runs(directory: Path, ops: Ops) -> None:
         pytest.skip("stock MLX has no blocks to keep recurrent state beside")
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 @pytest.mark.parametrize("quantized", [False, True], ids=["plain", "4-bit"])
 def test_logits_equal_mlx_lms(tmp_path: Path, directory: Path, ops: Ops, quantized: bool) -> None:
@@ -134,7 +134,7 @@ def said(events: Any) -> list[int]:
     return [token for event in events if isinstance(event, Step) for token in event.tokens]
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(72)
 @pytest.mark.parametrize("ops", [ops for ops in KERNELS if ops.name != "native"], ids=name_of)
 def test_turns_equal_mlx_lms(directory: Path, ops: Ops) -> None:
     """A first turn, a second one on its prefix and an edited one; all at once; with draft tokens from the prompt."""

@@ -63,6 +63,7 @@ def test_turns_prefill_new_tokens_only(network: Any) -> None:
         assert reused <= 40
 
 
+@pytest.mark.sampled
 def test_sequences_share_a_running_ones_prefix(network: Any) -> None:
     alone = Engine(network, context_limit=400)
     prompts = [[*PROMPT, 5, 6], [*PROMPT, 7, 8, 9]]
@@ -123,6 +124,7 @@ def test_a_rollback_leaves_the_state_of_the_tokens_before(network: Any) -> None:
     assert all(mx.array_equal(*pair) for pair in zip(caches[0].states, caches[1].states, strict=True))
 
 
+@pytest.mark.sampled
 def test_a_conversation_continues_from_disk(network: Any, tmp_path: Path) -> None:
     engine = Engine(network, context_limit=400, keep_prefix=True)
     first, _ = said(engine, PROMPT)
@@ -135,6 +137,7 @@ def test_a_conversation_continues_from_disk(network: Any, tmp_path: Path) -> Non
     assert said(again, second) == (said(Engine(network, context_limit=400), second)[0], len(history) - 1)
 
 
+@pytest.mark.sampled
 def test_old_states_are_dropped(network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.runtime.kv.pool.MOST_STATE_BYTES", network.kv_shape.state_bytes)
     engine = Engine(network, context_limit=400, keep_prefix=True)

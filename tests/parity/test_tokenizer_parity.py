@@ -65,6 +65,7 @@ def test_texts_have_the_ids_of_transformers(pair: Pair) -> None:
         assert ours.encode(text, special=True) == theirs.encode(text, add_special_tokens=False), text
 
 
+@pytest.mark.sampled(3)
 def test_raw_prompts_have_the_ids_of_transformers(pair: Pair) -> None:
     ours, theirs = pair
     for text in ordinary(ours):
@@ -85,6 +86,7 @@ def test_chats_have_the_ids_of_transformers(pair: Pair) -> None:
         assert ours.encode_chat(chat[:2], add_generation_prompt=False) == expected, text
 
 
+@pytest.mark.sampled(3)
 def test_chats_with_a_system_message_have_the_ids_of_transformers(pair: Pair) -> None:
     ours, theirs = pair
     assert ours.chat_template is not None

@@ -75,6 +75,7 @@ def test_both_decoders_answer_as_from_float32(pair: tuple[str, Path, Path]) -> N
     assert distance(logits(MlxLmNetwork(open_checkpoint(foreign), device=mx.DeviceType.cpu)), wanted) < limit
 
 
+@pytest.mark.sampled
 def test_the_description_says_whether_dequantization_is_exact(pair: tuple[str, Path, Path]) -> None:
     checkpoint = open_checkpoint(pair[1])
     assert checkpoint.foreign is not None

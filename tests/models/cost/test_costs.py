@@ -126,6 +126,7 @@ def test_mlx_lms_classes_are_accounted_alike(tmp_path: Path, variant: str) -> No
         assert theirs.step_flops(past) == mine.step_flops(past)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "name",
     [
@@ -193,6 +194,7 @@ def test_flops_of_rows_that_see_chosen_blocks(past: int, rows: int, blocks: int,
     assert layer.visible_by_all(past + 1, rows) == sum(layer.visible(past + 1 + row) for row in range(rows))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "name",
     [

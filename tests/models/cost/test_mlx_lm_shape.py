@@ -32,6 +32,7 @@ def test_rows_sum_to_the_loaded_models_cost(name: str, tmp_path: Path) -> None:
     assert shape.resident_bytes == sum(array.nbytes for array in network.arrays)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["olmo2", "mixtral", "cohere2", "talkie", "deepseek_v41"])
 def test_a_config_alone_gives_the_same(name: str, tmp_path: Path) -> None:
     exact = shape_of_mlx_lm_checkpoint(open_checkpoint(write(tmp_path, EVERY[name])))

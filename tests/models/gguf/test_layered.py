@@ -75,7 +75,7 @@ def test_every_architecture_is_covered() -> None:
     assert written | TEXT_PARTS == ARCHITECTURES.keys()
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("variant", [variant for variant in LAYERED if variant not in UNLIKE_LLAMA_CPP])
 def test_logits_and_answers_are_llama_cpps(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits of a prompt; then first turn, second turn and an edited first turn of one conversation."""
@@ -182,6 +182,7 @@ def test_fused_projections_and_experts_are_split(tmp_path: Path) -> None:
     assert all(mx.array_equal(ours[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "variant",
     [
@@ -460,6 +461,7 @@ def test_broken_files_are_one_error(
         convert(write_layered(tmp_path / "m.gguf", variant, tensors=tensors))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("variant", "changes", "message"),
     [

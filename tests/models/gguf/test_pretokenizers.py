@@ -72,6 +72,7 @@ def test_pretokenizers_split_as_the_models_patterns(name: str) -> None:
         assert [text[start:end] for _, (start, end) in splits(text)] == split(PATTERNS[name], text)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "case"), SAME_TOKENS.items())
 def test_names_that_llama_cpp_treats_alike_have_the_same_tokens(name: str, case: str) -> None:
     assert case in LLAMA_CPP

@@ -62,6 +62,7 @@ def evaluated(affine: Affine) -> np.ndarray:
     return np.array(mx.dequantize(weight, scales, biases, group_size=GROUP_SIZE, bits=affine.groups.bits))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", EXACT)
 @pytest.mark.parametrize("seed", range(5))
 def test_exact_types_equal_the_reference_bit_for_bit(kind: str, seed: int) -> None:
@@ -101,6 +102,7 @@ def test_k_quants_keep_their_products_in_single_precision(kind: str) -> None:
     assert affine.scales.dtype == affine.biases.dtype == np.float32
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", REQUANTIZED)
 @pytest.mark.parametrize("scale", [None, 1e-6, 6000.0])
 def test_other_types_become_8_bit_within_half_a_step(kind: str, scale: float | None) -> None:
@@ -164,6 +166,7 @@ def test_experts_are_one_matrix_above_the_other() -> None:
         np.testing.assert_array_equal(ours.reshape(ROWS, -1), getattr(flat, name))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", [*EXACT, *LOW])
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_scales_that_are_not_finite_are_refused(kind: str, value: float) -> None:

@@ -124,7 +124,7 @@ class Step:
         return total
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("bits", [None, 8])
 @pytest.mark.parametrize("name", ATTENTIVE)
 def test_weight_bytes_of_a_step_are_those_of_the_tensors_touched(tmp_path: Path, name: str, bits: int | None) -> None:
@@ -139,7 +139,7 @@ def test_weight_bytes_with_recurrent_state(tmp_path: Path, name: str) -> None:
     assert network.cost.weight_bytes == pytest.approx(Step(network, 3).weight_bytes(), rel=0.01)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("past", [3, WINDOW + 3])
 def test_cache_bytes_of_a_step_are_those_of_the_rows_touched(directory: Path, past: int) -> None:
     network = load(directory)

@@ -66,7 +66,7 @@ def logits(network: MlxLmNetwork) -> mx.array:
     return mx.concatenate(rows, axis=1)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("ops", [Exact(), native], ids=["exact", "native"])
 @pytest.mark.parametrize("bits", [None, 4], ids=["plain", "4-bit"])
 @pytest.mark.parametrize("name", EVERY)

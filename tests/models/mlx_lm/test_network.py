@@ -227,6 +227,7 @@ def test_kv_bytes_follow_the_shapes(network: MlxLmNetwork, directory: Path) -> N
         assert cost.kv_bytes_read(100) < 101 * cost.kv_bytes_per_token
 
 
+@pytest.mark.sampled
 def test_quantized_weights_reduce_the_bytes_of_a_step(network: MlxLmNetwork, directory: Path, tmp_path: Path) -> None:
     plain = network
     small = load(write(tmp_path, CONFIGS[kind(directory)], bits=8))

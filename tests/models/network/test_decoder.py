@@ -69,7 +69,7 @@ def difference(a: mx.array, b: mx.array) -> float:
     return float((mx.abs(a - b).max() / mx.abs(b).max()).item())
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 def test_chunks_do_not_change_the_result(directory: Path, ops: Ops) -> None:
     network = load_decoder(directory, ops)
@@ -80,7 +80,7 @@ def test_chunks_do_not_change_the_result(directory: Path, ops: Ops) -> None:
         assert max(difference(a, b) for a, b in zip(cut_rows, whole_rows, strict=True)) < tolerance(ops), chunks
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 def test_decode_continues_after_prefill(directory: Path, ops: Ops) -> None:
     network = WatchedNetwork(load_decoder(directory, ops))

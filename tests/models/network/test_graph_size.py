@@ -16,7 +16,7 @@ from tests.support.tiny import load_decoder
 pytestmark = pytest.mark.peer
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(48)
 @pytest.mark.parametrize("name", rows())
 def test_a_layer_is_no_longer_than_mlx_lms(name: str, tmp_path: Path) -> None:
     own, other, family, mixed = rows()[name]
@@ -57,6 +57,7 @@ def _compiled() -> None:
     mx.enable_compile()
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("_compiled")
 @pytest.mark.parametrize(("activation", "dtype"), [("silu", mx.bfloat16), ("gelu", mx.float16)])
 def test_compiled_activations_are_the_plain_ones(
@@ -110,6 +111,7 @@ _ROUTES: dict[str, dict[str, Any]] = {  # as many as run every compiled function
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("_compiled")
 @pytest.mark.parametrize("route", _ROUTES)
 def test_compiled_routing_is_the_plain_one(route: str) -> None:

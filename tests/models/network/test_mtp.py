@@ -141,6 +141,7 @@ def test_a_quantized_copy_keeps_the_head(tmp_path: Path, monkeypatch: pytest.Mon
     assert np.array(logits[0]).argmax() == expected[-1].argmax()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_is_loaded_whichever_network_runs_the_model(tmp_path: Path, kind: str) -> None:
     write_model(tmp_path, kind)
@@ -171,6 +172,7 @@ def test_a_step_does_not_read_the_head_but_memory_has_it(tmp_path: Path, kind: s
     assert shapes[0].resident_bytes == shapes[1].resident_bytes + head.nbytes
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_network_answers_as_without_its_head(tmp_path: Path, kind: str) -> None:
     write_model(tmp_path / "with", kind)

@@ -102,7 +102,7 @@ def differences(answer: dict[str, Any], wanted: dict[str, Any]) -> float:
     return max(abs(a - b) for a, b in both) / max(abs(b) for _, b in both)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", models())
 def test_every_family_is_divided_by_heads_and_by_layers(two: Ranks, tmp_path: Path, name: str) -> None:
     job = job_of(written(name, tmp_path), environment=_EXACT)

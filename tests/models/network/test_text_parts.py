@@ -59,7 +59,7 @@ def greedy(directory: Path, ops: Ops) -> list[int]:
     return answer(load_decoder(directory, ops), Request(PROMPT, max_tokens=12))[0]
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("ops", KERNELS[:2], ids=name_of)
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("family", FAMILIES)

@@ -187,6 +187,7 @@ def test_no_template_loses_or_refuses_a_text(
     assert json.dumps(messages) == before
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_texts_come_in_their_order(name: str) -> None:
     messages = [

@@ -9,7 +9,7 @@ from tests.support.smuggling import Smuggling
 from tests.support.tokenizer_kinds import DECLARED, KINDS, texts, write_kind
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("declared", DECLARED)
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_text_gives_the_id_of_a_control(tmp_path: Path, kind: str, declared: str) -> None:

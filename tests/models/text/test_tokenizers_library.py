@@ -114,6 +114,7 @@ ADDED: dict[str, Callable[[], list[str]]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", [*HOSTILE, *ADDED])
 def test_files_that_panic_or_abort_are_refused_at_load(
     tmp_path: Path, case: str, capfd: pytest.CaptureFixture[str]

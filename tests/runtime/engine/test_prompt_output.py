@@ -32,6 +32,7 @@ def run(network: Decoder, kv: KVBackend, rows: list[tuple[Any, list[int], Any, b
     return x
 
 
+@pytest.mark.sampled
 @needs_kernels
 @pytest.mark.parametrize("name", NAMES)
 def test_prefill_without_output_leaves_the_same_kv_bits(name: str, tmp_path: Path) -> None:
@@ -72,6 +73,7 @@ def test_prefill_skips_the_last_layer_after_its_kv(tmp_path: Path) -> None:
     assert (attends, fewer_attends) == (2 * layers, 2 * layers - 1)  # keys and values are placed alone
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["llama", *NAMES])
 def test_flops_of_a_prompt_are_those_of_its_operations(name: str, tmp_path: Path) -> None:
     directory = write_model(tmp_path, "llama") if name == "llama" else write_mlx_lm_model(tmp_path, config_of(name))

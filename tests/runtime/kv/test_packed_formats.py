@@ -57,6 +57,7 @@ def answered(network: Any, cache: Any, prompt: Sequence[int] = PROMPT, chunk: in
     return say(network, cache, ANSWER)
 
 
+@pytest.mark.sampled(3)
 def test_chunks_and_shared_prefixes_do_not_change_bits(decoder: Decoder) -> None:
     expected = answered(decoder, new_cache(decoder, LIMIT))
     network = WithPool(decoder)
@@ -115,6 +116,7 @@ def test_kv_from_disk_have_the_same_bits(decoder: Decoder, tmp_path: Path) -> No
     assert mx.array_equal(say(decoder, back, [7, 8]), say(decoder, cache, [7, 8]))
 
 
+@pytest.mark.sampled(3)
 def test_no_bytes_of_other_sequences_are_written_to_disk(decoder: Decoder, tmp_path: Path) -> None:
     for name, before in (("fresh", []), ("used", [5] * (4 * BLOCK))):
         pool = pool_of(decoder, LIMIT, b"key")
@@ -130,6 +132,7 @@ def test_no_bytes_of_other_sequences_are_written_to_disk(decoder: Decoder, tmp_p
     assert fresh == used
 
 
+@pytest.mark.sampled(3)
 def test_output_is_close_to_half_precision(directory: Path, kv: KVFormat) -> None:
     plain, packed = (load_decoder(directory, native, kv=form) for form in (FLOAT16, kv))
     theirs, ours = (answered(network, new_cache(network, LIMIT)) for network in (plain, packed))

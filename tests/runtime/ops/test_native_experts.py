@@ -145,6 +145,7 @@ def test_router_weights_can_multiply_the_experts_input(bits: int, tokens: int) -
     assert mx.abs(answers(m, x, reference) - after).max() > 1e-3
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("tokens", [1, 5, 80])
 @pytest.mark.parametrize("has_norm", [True, False])
 @pytest.mark.parametrize("residual", [True, False])

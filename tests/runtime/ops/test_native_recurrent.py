@@ -173,6 +173,7 @@ MIXERS += [("ssm", None), ("conv", None), ("conv", "ungated"), ("conv", "silu")]
 MIXERS += [("scan", None), ("wkv", None), ("wkv", "values"), ("shift", None)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("kind", "norm"), MIXERS)
 def test_mixers_match_the_reference(kind: str, norm: str | None) -> None:
     spec = mixer(kind, norm=norm)
@@ -245,6 +246,7 @@ def test_bounded_decays_match_the_reference(bound: float) -> None:
     assert not close(ours[1][0], unbounded)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(("kind", "norm"), MIXERS)
 def test_a_token_is_mixed_alike_in_any_pass(kind: str, norm: str | None, threads: int) -> None:

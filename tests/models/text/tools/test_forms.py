@@ -325,6 +325,7 @@ def test_calls_are_read_in_any_pieces(name: str, data: st.DataObject) -> None:
     assert [(call.name, json.loads(call.arguments)) for call in read] == _expected(calls)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "answer", "text", "calls"), ANSWERS)
 def test_calls_are_read_character_by_character(name: str, answer: str, text: str, calls: list[tuple[str, Any]]) -> None:
     found, read = _read(name, list(answer), special=False)
@@ -383,6 +384,7 @@ def test_nothing_as_python_prints_it_is_null_where_the_schema_allows_it() -> Non
     assert [typed_value(tool, name, "None") for name in ("text", "unknown")] == ["None", "None"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", RECORDED)
 @given(text=st.text(st.sampled_from('<>|[]{}"\\ntool_calfunction=`json:,▁｜ A1é'), max_size=60))
 def test_text_without_calls_is_unchanged(name: str, text: str) -> None:

@@ -247,7 +247,7 @@ def test_calls_are_read_as_the_template_writes_them(tmp_path: Path, name: str) -
             assert [(call.name, json.loads(call.arguments)) for call in read] == calls, label
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("parallel", [True, False])
 def test_the_grammar_of_forced_calls_accepts_what_the_template_writes(
@@ -269,7 +269,7 @@ def test_the_grammar_of_forced_calls_accepts_what_the_template_writes(
         assert any(allowed[index] for index in grammars.trie.ends), label
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("arguments", [{"at": "x", "options": {"a": "y"}}, {"at": "x", "times": "many"}, {"times": 3}])
 def test_the_grammar_of_forced_calls_refuses_other_arguments(
