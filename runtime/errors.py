@@ -17,10 +17,14 @@
 
 Each has a one-line message (`str(error)`) and an optional one-line `hint`. A class without an exit code here has that
 of the class above it. Tracebacks are shown with HEADRACE_DEBUG=1. This module imports nothing.
+Exit code INTERRUPTED, after Ctrl-C, has no exception here: KeyboardInterrupt is Python's.
 
 A few modules derive a class of their own, such as `RankLostError` (`runtime/ranks/peer_connection.py`).
 tests/runtime/test_errors.py compares this tree with the classes, tests/app/cli/test_commands.py has exit codes.
 """
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 and the number of SIGINT, as shells have it."""
 
 
 class HeadraceError(Exception):

@@ -24,7 +24,7 @@ from headrace.app.cli.load_for_answers import load_draft
 from headrace.app.cli.model_options import LoadArguments, model_options, named_model_option
 from headrace.app.cli.say import print_json, say
 from headrace.app.output.sanitise import sanitise
-from headrace.runtime.errors import CheckpointError, UsageError
+from headrace.runtime.errors import INTERRUPTED, CheckpointError, UsageError
 from headrace.runtime.metrics.units import counted
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def batch(arguments: BatchArguments) -> int:
     if not arguments.quiet or arguments.as_json:
         _summarise(_report(arguments, settings, resolved, tally), as_json=arguments.as_json)
     if tally.remaining:
-        return 130
+        return INTERRUPTED
     if tally.failed:
         return 1
     return 0

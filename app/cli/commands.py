@@ -19,7 +19,7 @@ from headrace.app.cli.aliases import instead_of, meant, own_option
 from headrace.app.cli.say import say
 from headrace.app.cli.standard_streams import OutputError, ReaderGoneError, silence_stdout
 from headrace.runtime.config import environment
-from headrace.runtime.errors import HeadraceError, UsageError
+from headrace.runtime.errors import INTERRUPTED, HeadraceError, UsageError
 from headrace.runtime.machine.address_space import check_imports
 from headrace.runtime.machine.garbage import importing
 
@@ -161,7 +161,7 @@ class _LazyGroup(click.Group):
         except KeyboardInterrupt:
             if sys.stderr.isatty():
                 raise  # click ends the line with `^C`
-            raise click.exceptions.Exit(130) from None
+            raise click.exceptions.Exit(INTERRUPTED) from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -253,7 +253,7 @@ def run_command_line() -> int:
         _complain(str(error), error.hint)
         return error.exit_code
     except click.exceptions.Abort:
-        return 130
+        return INTERRUPTED
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         return 2
@@ -273,7 +273,7 @@ def run_command_line() -> int:
         return 1
     except Exception as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 makes it a RuntimeError within __set_name__
-            return 130
+            return INTERRUPTED
         _debug_traceback()
         if str(error) == "can't start new thread":  # Python has no class for it
             _complain(

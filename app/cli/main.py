@@ -9,7 +9,7 @@ import os
 import sys
 from types import TracebackType
 
-_INTERRUPTED = 130
+_INTERRUPTED = 130  # `runtime.errors.INTERRUPTED`, which is not imported yet
 
 
 def main() -> None:

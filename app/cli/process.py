@@ -14,7 +14,7 @@ from importlib.machinery import ExtensionFileLoader
 from types import FrameType
 from typing import Any
 
-_INTERRUPTED = 128 + signal.SIGINT
+_INTERRUPTED = 128 + signal.SIGINT  # `runtime.errors.INTERRUPTED`, which is not imported yet
 _SOON_S = 0.002  # until an exit that a finalizer swallowed is raised again, in the main thread's next instructions
 _PATIENCE_S = 2.0  # for threads that do not stop
 

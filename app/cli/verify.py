@@ -20,7 +20,7 @@ from headrace.app.cli.model_options import (
     named_model_option,
 )
 from headrace.app.cli.say import print_json, say
-from headrace.runtime.errors import NotEnoughMemoryError, UsageError
+from headrace.runtime.errors import INTERRUPTED, NotEnoughMemoryError, UsageError
 
 
 class VerifyArguments(Struct, frozen=True):
@@ -95,7 +95,7 @@ def verify(given: VerifyArguments) -> int:
     else:
         show(document)
     if document.interrupted:
-        return 130
+        return INTERRUPTED
     if document.passed:
         return 0
     return 1

@@ -20,7 +20,7 @@ from headrace.app.cli.completion import files
 from headrace.app.cli.load_for_answers import install_file
 from headrace.app.cli.model_options import json_option
 from headrace.app.cli.say import print_json, say
-from headrace.runtime.errors import EngineError, UsageError
+from headrace.runtime.errors import INTERRUPTED, EngineError, UsageError
 
 if TYPE_CHECKING:
     from headrace.app.bench.measure.plan import Test
@@ -124,7 +124,7 @@ def _measure(given: BenchOptions) -> int:
     if given.report is not None:
         _write_report(document, given.report)
     if document.interrupted:
-        return 130
+        return INTERRUPTED
     _require_peers(document, [peer.engine for peer in options.peers])
     return 1 if document.identity is not None and document.identity.broken else 0
 
@@ -279,7 +279,7 @@ def _measure_quality(ctx: click.Context, given: BenchOptions) -> int:
         )
     )
     _print(measured, given.chosen_form, show.show, {"md": show.markdown, "csv": show.csv_text})
-    return 130 if measured.interrupted else 0
+    return INTERRUPTED if measured.interrupted else 0
 
 
 def _write_report(document: "RunDocument", path: Path) -> None:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from headrace.app.cli.bench.options import BenchOptions, chosen_peers, typed_options
 from headrace.app.cli.say import say
-from headrace.runtime.errors import HeadraceError, UsageError
+from headrace.runtime.errors import INTERRUPTED, HeadraceError, UsageError
 
 if TYPE_CHECKING:
     from headrace.app.bench.measure.records import RunDocument
@@ -60,7 +60,7 @@ def bench_machine(ctx: click.Context, given: BenchOptions) -> int:
     if not report.interrupted:
         report.verify(report.models[0])
     say(f"written to {path}; CONTRIBUTING.md says how it becomes part of headrace", err=True)
-    return 130 if report.interrupted else 0
+    return INTERRUPTED if report.interrupted else 0
 
 
 class _MachineReport:

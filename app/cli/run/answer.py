@@ -36,7 +36,7 @@ from headrace.models.registry.background_check import BackgroundCheck
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.models.text.events import Part
 from headrace.runtime.engine.request import PrefillProgress
-from headrace.runtime.errors import ContextLimitError
+from headrace.runtime.errors import INTERRUPTED, ContextLimitError
 from headrace.runtime.machine.hardware import machine
 from headrace.runtime.machine.sensors import sensors
 from headrace.runtime.network import Network
@@ -137,7 +137,7 @@ def _one_answer(
         end = time.monotonic() + _WRITE_S
         disk_cache.write(lambda: time.monotonic() > end)
     if answer.request.cancel and answer.end.reason == "cancelled":
-        return 130
+        return INTERRUPTED
     answer.check_whole()
     return 0
 

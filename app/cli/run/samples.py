@@ -26,7 +26,7 @@ from headrace.app.output.sanitise import sanitise
 from headrace.app.versions import versions
 from headrace.models.text.events import Completed, TextChunk
 from headrace.runtime.engine.request import CancelFlag, SequenceFailed
-from headrace.runtime.errors import HeadraceError, UsageError
+from headrace.runtime.errors import INTERRUPTED, HeadraceError, UsageError
 from headrace.runtime.sampling.params import SEEDS
 
 
@@ -130,7 +130,7 @@ def run_samples(answerer: Answerer, prompt: EncodedPrompt, session: RunSession, 
     elif sys.stderr.isatty() and not arguments.quiet:
         say(sampling_phrase(first.request.sampling, source), err=True)
     if len(samples.finished) < count:  # Ctrl-C: an answer that failed has raised its error
-        return 130
+        return INTERRUPTED
     for answer in answers:
         answer.check_whole()
     return 0
