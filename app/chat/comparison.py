@@ -45,11 +45,13 @@ class Comparison(ParallelAnswers):
         other: AnswerSetup,
         second: Callable[[], ChatEngine],
     ) -> None:
-        """second: makes another engine.
+        """Begin with the last question. An answer to it that A's setup gave stays A's, and B answers at once.
+
+        conversation: whose branches both answers become.
+        other: B's setup; A has the session's.
+        second: makes another engine.
 
         Raises EngineError while an answer is being written.
-
-        An answer to the last question that A's setup gave stays A's; B answers at once.
         """
         super().__init__(conversation, max_running=1)
         self._second = second

@@ -84,8 +84,9 @@ def grow(buffer: mx.array, capacity: int) -> mx.array:
 
 
 def embed(tokens: mx.array, table: Weight, dtype: mx.Dtype, first: int | None = None) -> mx.array:
-    """Return rows of the embedding table. (B, T) -> (B, T, E). first: the token of its first row, if it is a part of
-    the vocabulary; rows of other tokens are zeros.
+    """Return rows of the embedding table. (B, T) -> (B, T, E).
+
+    first: the token of the table's first row, if it has a part of the vocabulary; rows of other tokens are zeros.
     """
     if first is not None:
         row = tokens.astype(mx.int32) - first
@@ -241,11 +242,15 @@ def attend(
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Rotate, append K/V to the cache and attend causally over its entries.
 
-    qkv: projections of B sequences; keys, values (B, Hkv, capacity, D). The first rows of the buffers
-    are positions [first, offset), with room for T more; positions before `first` must be invisible. Returns
-    (out (B, T, H * D), keys, values) with rows [offset, offset + T) written; use only the returned buffers afterwards.
-    A layer that reads an earlier one's K/V finds them written. Both phases attend alike here. slot: the sequence's
-    index in shared buffers.
+    Returns (out (B, T, H * D), keys, values) with rows [offset, offset + T) written; use only the returned buffers
+    afterwards. Both phases attend alike here.
+
+    qkv: projections of T tokens of B sequences.
+    keys, values: buffers (slots, Hkv, capacity, D). A layer that reads an earlier one's K/V finds its rows written.
+    offset: position of the first new token; the buffers have the rows of [first, offset), and room for T more.
+    spec: of the layer.
+    first: position of the buffers' first row; positions before must be invisible.
+    slot: index of the first sequence in shared buffers.
     """
     q, k, v = placed_heads(qkv, offset, spec)
     batch, _, length, _ = q.shape

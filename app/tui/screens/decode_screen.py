@@ -95,8 +95,8 @@ class DecodeScreen(SingleDismissal, MetricsScreen):
         self._status = status
         self._frozen = frozen
         self._made = False  # its parts are there
-        self._more = False
-        self._hides_steps = False
+        self._more = False  # the sections on demand stand first
+        self._hides_steps = False  # by their key
 
     def compose(self) -> ComposeResult:
         yield StatusBar(self.metrics, id="status")
