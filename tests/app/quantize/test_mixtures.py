@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import click
 import mlx.core as mx
 import pytest
 from click.testing import CliRunner
@@ -18,7 +17,7 @@ from headrace.models.cost.shape_sources import shape_of_checkpoint
 from headrace.models.loading.load import load_model
 from headrace.models.loading.mixed_quantization import plain_model
 from headrace.models.network.decoder import Decoder
-from tests.app.quantize.test_quantize import document, interrupting, run
+from tests.app.quantize.test_quantize import document
 from tests.parity.test_mlx_lm_families import difference, logits_of
 from tests.support.mlx_lm_models import config_of, write_mlx_lm_model
 from tests.support.tiny import VARIANTS, load_decoder
@@ -137,18 +136,6 @@ def test_experts_without_tokens_have_the_mean_importance(written: Path) -> None:
         away = mx.abs(rows - mean).max(axis=-1)
         assert (away < 1e-5 * mx.abs(mean).max()).sum().item() >= 4
         assert rows.min().item() >= 0
-
-
-def test_an_interrupted_run_resumes(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = written
-    with monkeypatch.context() as patched:
-        interrupting(patched, 3)
-        with pytest.raises(click.exceptions.Abort):
-            run(source, "--bits", 4.5, "-o", tmp_path / "out")
-    parts = len(plain_model(open_checkpoint(source), "tiny").parts)
-    measured = interrupting(monkeypatch, 99)
-    document(source, "--bits", 4.5, "-o", tmp_path / "out")
-    assert len(measured) == parts - 3
 
 
 def test_the_store_shows_a_mixture(measured: Path) -> None:
