@@ -18,8 +18,9 @@ from headrace.models.architectures.fields import text_section
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.registry.adapters import name_with, split_adapter
 from headrace.models.registry.resolve import find_source
-from headrace.models.registry.source import LocalDirectory, LocalGGUF
+from headrace.models.registry.source import LocalDirectory, LocalGGUF, path_exists
 from headrace.models.registry.store import Store, StoredModel
+from headrace.runtime.config.paths import shown_name
 from headrace.runtime.errors import CheckpointError, HeadraceError
 
 _STARTED = datetime.now(UTC).replace(microsecond=0)
@@ -67,9 +68,32 @@ def installed_models(only: Sequence[str] | None = None) -> list[InstalledModel]:
 
 
 def model_named(name: str, models: Sequence[InstalledModel]) -> InstalledModel | None:
-    """Return the model of a name, in any case of letters, also by its name in the store; None without one."""
+    """Return the model of a name, in any case of letters, also by its name in the store; None without one.
+
+    A name that no model has may be a loose spelling of one model's.
+    """
     wanted = name.lower()
-    return next((model for model in models if wanted in (model.name.lower(), model.stored_as.lower())), None)
+    for model in models:
+        if wanted in (model.name.lower(), model.stored_as.lower()):
+            return model
+    similar = [model for model in models if is_loosely(name, model.name)]
+    return similar[0] if len(similar) == 1 else None
+
+
+def is_loosely(name: str, model_name: str) -> bool:
+    """Return whether a name is another spelling of a model's: with BASE:ADAPTER, or without the folder of a path.
+
+    No file is looked for under the name, which comes from a request.
+    """
+    base, plus, adapter = model_name.partition("+")
+    spellings = [model_name]
+    if path_exists(base):
+        spellings.append(f"{shown_name(Path(base).expanduser())}{plus}{adapter}")
+    return _with_colon(name) in map(_with_colon, spellings)
+
+
+def _with_colon(name: str) -> str:
+    return name.lower().replace("+", ":")
 
 
 def _installed(model: StoredModel) -> InstalledModel:

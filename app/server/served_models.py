@@ -20,7 +20,7 @@ from headrace.app.config.load_options import ModelSpec, kv_choice
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.server.engine import ServedEngine
 from headrace.app.server.errors import ApiError
-from headrace.app.server.models import InstalledModel, is_served, model_named
+from headrace.app.server.models import InstalledModel, is_loosely, is_served, model_named
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.costs import loaded_weight_bytes, working_memory
 from headrace.models.cost.shape_sources import shape_of_checkpoint
@@ -106,11 +106,9 @@ class ServedModels:
         assert name is not None
         model = model_named(name, await self._read_installed())
         self.first.check_stopping()
-        if model is not None and model.name == card.name:
-            return self.first
         if model is not None:
-            return self._engine(model)
-        if "*" in self._aliases:
+            return self.first if self._is_first(model, card) else self._engine(model)
+        if is_loosely(name, card.name) or "*" in self._aliases:
             return self.first
         raise await self._unknown(name)
 
@@ -118,7 +116,7 @@ class ServedModels:
         """Return the other models that requests may name, each with its engine if it had one."""
         card = self.first.card or await self.first.loaded()
         models = await self._read_installed()
-        return [(model, self._others.get(model.name)) for model in models if model.name != card.name]
+        return [(model, self._others.get(model.name)) for model in models if not self._is_first(model, card)]
 
     def stop(self, error: ApiError) -> None:
         """Refuse new requests with an error from now on."""
@@ -144,6 +142,10 @@ class ServedModels:
         except HeadraceError:
             message = "the installed models cannot be read; `headrace models list` on the server's machine says why"
             raise ApiError(503, message, "unavailable", retry_after=5) from None
+
+    def _is_first(self, model: InstalledModel, card: ModelCard) -> bool:
+        """Return whether a model is that of the start, which a path may name."""
+        return model.name == card.name or model.stored_as == self.first.spec.name
 
     def _engine(self, model: InstalledModel) -> ServedEngine:
         engine = self._others.get(model.name)

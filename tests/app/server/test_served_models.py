@@ -190,6 +190,14 @@ def test_a_model_is_found_in_any_case_of_letters(name: str) -> None:
     assert model_named("org/other", [model]) is None
 
 
+def test_a_colon_before_an_adapter_is_a_plus_sign_unless_a_model_has_that_name() -> None:
+    adapted = InstalledModel("tuned+latest", "tuned+./latest", 1000, GB)
+    tagged = InstalledModel("tuned:latest", "tuned:latest", 1000, GB)
+    assert model_named("tuned:latest", [adapted]) is adapted
+    assert model_named("Tuned:Latest", [adapted, tagged]) is tagged
+    assert model_named("tuned+latest", [tagged, adapted]) is adapted
+
+
 def test_needed_memory_is_that_of_weights_kv_and_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_chat_model(tmp_path / "tiny")
     monkeypatch.setattr(served_models, "working_memory", lambda _shape: 1)

@@ -110,6 +110,28 @@ def test_a_model_with_an_adapter_is_a_separate_model(home: Path, tmp_path: Path)
     assert text_of(answers["lake"]) != text_of(answers["lake+lora"])
 
 
+@pytest.mark.parametrize("folder", ["./", ""])
+def test_models_with_adapters_are_named_as_in_other_servers(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    """Requests write BASE:ADAPTER or BASE+ADAPTER, without folders, where the command line has paths."""
+    monkeypatch.chdir(tmp_path)
+    base = write_chat_model(tmp_path / "base", seed=3)
+    write_adapter(tmp_path / "pefta", base, size=1.0)
+    with ServerProcess(home, "--models", f"{folder}base,{folder}base+./pefta") as server:
+        assert list(states(server)) == ["base", f"{folder}base+pefta"]
+        plain = {text_of(ask(server, name, temperature=0)) for name in ("base", f"{folder}base", "BASE")}
+        names = ("base:pefta", "base+pefta", f"{folder}base:pefta", f"{folder}base+./pefta")
+        adapted = {text_of(ask(server, name, temperature=0)) for name in names}
+        assert len(plain) == len(adapted) == 1
+        assert plain != adapted
+        assert server.health()["models_loaded"] == 2
+        for name in ("base:lora", "pefta", "base:", ":pefta", str(base)):
+            ask(server, name, status=404)
+    with ServerProcess(home, "-m", f"{folder}base+./pefta") as server:
+        assert text_of(ask(server, "base:pefta", temperature=0)) in adapted
+
+
 def test_a_model_of_ollama_is_served_with_its_adapter(home: Path, tmp_path: Path) -> None:
     add_to_ollama(tmp_path, "registry.ollama.ai/library/tuned/latest", adapters=1)
     add_to_ollama(tmp_path, "registry.ollama.ai/library/plain/latest")
