@@ -31,9 +31,10 @@ from headrace.app.predict.prediction import Prediction
 from headrace.app.predict.prediction import predict as predict_shape
 from headrace.app.predict.targets import targets_for
 from headrace.models.loading.load import LoadedModel, LoadOptions, load_resolved
+from headrace.models.registry.adapters import split_adapter
 from headrace.models.registry.find_shape import find_shape
 from headrace.models.registry.progress import Progress, silent
-from headrace.models.registry.resolve import resolve
+from headrace.models.registry.resolve import DEFAULT_MODEL, resolve
 from headrace.runtime import ops
 from headrace.runtime.config import environment
 from headrace.runtime.config.value_types import Flag, Whole, read_value, shown
@@ -296,6 +297,7 @@ class Model:
 def load(
     name: str | PathLike[str] | None = None,
     *,
+    adapter: str | PathLike[str] | None = None,
     context: int | None = None,
     kv: str = "f16",
     activations: str | int = "16",
@@ -306,6 +308,7 @@ def load(
 
     Any thread may load, and any may use the model. In a task: `await asyncio.to_thread(load, ...)`.
 
+    adapter: LoRA adapter of the model: a folder, a .gguf file or a hub id; name "BASE+ADAPTER" means the same.
     context: limit in tokens; None: the model's, as memory allows.
     kv: K/V format, "f16", "q8", "k8v4" or "q4", or "auto" for the first of these in which the context fits.
     activations: of prompts, "16", "8" or "auto" bits.
@@ -323,7 +326,7 @@ def load(
     force = read_value(Flag(), "force", force)
     if not callable(progress):
         raise UsageError(f"progress must be a function, not {shown(progress)}")
-    resolved = resolve(_model_name(name), progress=progress)
+    resolved = resolve(_name_with_adapter(_model_name(name), adapter), progress=progress)
     _warn_of_slow_kernels()
     options = LoadOptions(context=context, kv=kv_format, activations=rounding, force=force, progress=progress)
     return Model(resolved.name, lambda: load_resolved(resolved, **options))
@@ -391,6 +394,20 @@ def _model_name(name: object) -> str | None:
     if not isinstance(name, str) or not name:
         raise UsageError(f"the name of a model must be a text or a path, not {shown(name)}")
     return name
+
+
+def _name_with_adapter(name: str | None, adapter: object) -> str | None:
+    """Return BASE+ADAPTER; the name itself without an adapter. Raises UsageError for a model that has one."""
+    if adapter is None:
+        return name
+    if isinstance(adapter, PathLike):
+        adapter = fspath(adapter)
+    if not isinstance(adapter, str) or not adapter:
+        raise UsageError(f"adapter must be a text or a path, not {shown(adapter)}")
+    base = name or DEFAULT_MODEL
+    if split_adapter(base)[1] is not None:
+        raise UsageError(f"adapter: {base} has an adapter already", "name its base model")
+    return f"{base}+{adapter}"
 
 
 def _whole(name: str, value: object, *, least: int = 1) -> int:

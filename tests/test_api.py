@@ -21,6 +21,7 @@ from headrace.app.api import OptionKeywords
 from headrace.runtime.errors import ContextLimitError, UsageError
 from headrace.runtime.ops import native
 from tests.conftest import TEST_HOME
+from tests.support.adapters import write_adapter
 from tests.support.pages import blocks
 from tests.support.patience import PATIENCE_S
 from tests.support.tiny_chat import IM_END, write_chat_model
@@ -32,7 +33,7 @@ NEVER_ENDING = SamplingParams(logit_bias={IM_END: -100.0})
 
 # Names that programs rely on. Adding is free; renaming or removing breaks programs.
 SIGNATURES = {
-    "load": ["name", "context", "kv", "activations", "force", "progress"],
+    "load": ["name", "adapter", "context", "kv", "activations", "force", "progress"],
     "predict": ["name", "chip", "memory_gb", "context", "batch"],
     "Model.chat": ["self", "messages", "sampling", "cancel", "options"],
     "Model.complete": ["self", "text", "sampling", "cancel", "options"],
@@ -80,6 +81,22 @@ def test_parameter_names_are_the_reviewed_ones(name: str) -> None:
     assert [parameter.name for parameter in parameters] == SIGNATURES[name]
     positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     assert len(positional) == (name != "Model.close") + ("self" in positional)
+
+
+def test_load_takes_an_adapter(directory: Path, tmp_path: Path) -> None:
+    lora = tmp_path / "lora"
+    write_adapter(lora, directory, size=1.0)
+    with load(str(directory)) as base, load(directory, adapter=lora) as model, load(f"{directory}+{lora}") as same:
+        assert model.name == same.name == f"{base.name}+lora"
+        answers = [each.generate(QUESTION, max_tokens=8).tokens for each in (base, model, same)]
+    assert answers[1] == answers[2] != answers[0]
+    for name, adapter, message in [
+        (f"{directory}+{lora}", lora, "has an adapter already"),
+        (directory, 3, "adapter must be a text or a path, not 3"),
+        (directory, "", "adapter must be a text or a path"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            load(name, adapter=adapter)  # type: ignore[arg-type]
 
 
 def test_every_option_is_a_keyword() -> None:
