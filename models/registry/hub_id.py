@@ -9,7 +9,7 @@ of the catalog name their repositories by a `HubId`, too.
 
 import re
 from pathlib import Path
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 
 from msgspec import Struct
 
@@ -93,11 +93,13 @@ def parse_hub_url(path: str) -> HubId:
         org/name/tree/REVISION/FOLDER  a folder of a revision, or without FOLDER the model
         org/name/blob/REVISION/m.gguf  a file; another one than a .gguf stands for its model
         org/name/discussions           another tab of the page, for the model
+        org/name?show_file_info=m.gguf a file whose facts the page shows
         gpt2/tree/main                 an old model, without an organisation
 
     Raises UsageError for a data set, a space, and what `parse_hub_id` refuses.
     """
-    path = re.split(r"[?#]", path, maxsplit=1)[0].strip("/")
+    path, _, query = path.partition("#")[0].partition("?")
+    path = path.strip("/")
     if path.partition("/")[0] in {"datasets", "spaces"}:
         raise UsageError(f"{shorten(path)} is no model", "paste the address of a model's page")
 
@@ -116,6 +118,9 @@ def parse_hub_url(path: str) -> HubId:
         kind, *below = rest
         revision = "".join(below[:1])  # "" where the address ends before it
         file = unquote("/".join(below[1:])).strip("/")
+    shown_file = parse_qs(query).get("show_file_info", [""])[0]
+    if shown_file.lower().endswith(".gguf"):
+        file = shown_file.strip("/")
     at = ""
     if revision not in {"", "main"}:
         at = f"@{unquote(revision)}"
@@ -124,7 +129,8 @@ def parse_hub_url(path: str) -> HubId:
     # A repository without an organisation is no id that `parse_hub_id` takes, so it is checked here.
     if "/" in repo:
         return parse_hub_id(f"{repo}/{file}{at}" if file else f"{repo}{at}")
-    if not _is_repo_part(repo) or (at and not _is_revision(at[1:])):
+    malformed = not _is_repo_part(repo) or (at and not _is_revision(at[1:])) or (file and not _is_file_name(file))
+    if malformed:
         raise UsageError(f"not a hub id: {shorten(path)}", FORMS)
     return HubId(repo, at[1:] or None, file or None)
 

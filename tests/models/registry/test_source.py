@@ -66,6 +66,10 @@ def test_hub_ids_have_a_repository_and_a_revision(text: str, repo: str, revision
         ("http://hf.co/org/name/resolve/v1/m.gguf?download=true", HubId("org/name", "v1", "m.gguf")),
         ("https://huggingface.co/org/name/discussions/7#9", HubId("org/name")),
         ("huggingface.co/org/name?library=mlx", HubId("org/name")),
+        ("https://huggingface.co/org/name?show_file_info=m-Q8_0.gguf", HubId("org/name", file="m-Q8_0.gguf")),
+        ("hf.co/org/name/tree/v1?show_file_info=a%2Fm.gguf&x=1#top", HubId("org/name", "v1", "a/m.gguf")),
+        ("https://huggingface.co/org/name?show_file_info=model.safetensors", HubId("org/name")),
+        ("https://huggingface.co/gpt2?show_file_info=m.gguf", HubId("gpt2", file="m.gguf")),
         ("hf.co/org/name:Q4_K_M", HubId("org/name", quantization="Q4_K_M")),
         ("hf://org/name", HubId("org/name")),
         ("qwen3:4b", CatalogName("qwen3-4b")),
@@ -195,7 +199,8 @@ def test_lone_weights_point_at_their_directory(tmp_path: Path) -> None:
      "org/-name", "org/na\x1b[2Jme", "x\0y", "-rf", "org/" + "x" * 300, "https://example.com/org/name",
      "~nobody-has-this-name/x", "a/b/c.gguf/..", "a/b/../c.gguf", "a/b:", "a/b:Q4 K", "a/b/c.gguf:Q4", "https://hf.co/",
      "https://huggingface.co/", "https://huggingface.co/datasets/org/name", "https://hf.co/a/b/blob/main/../c.gguf",
-     "https://hf.co/a/b/tree/%00", "qwen3:", ":4b", "a:b:c"],
+     "https://hf.co/a/b/tree/%00", "hf.co/a/b?show_file_info=../c.gguf", "hf.co/a/b?show_file_info=%00.gguf",
+     "hf.co/gpt2?show_file_info=../c.gguf", "qwen3:", ":4b", "a:b:c"],
 )  # fmt: skip
 def test_other_text_is_a_one_line_error(text: str) -> None:
     with pytest.raises((UsageError, ModelNotFoundError)) as caught:
