@@ -43,10 +43,14 @@ class QuantizationBudget(Struct, frozen=True):
 
 def parse_budget(bits: float | None, memory: str | None, speed: str | None) -> QuantizationBudget:
     """Return the budget of the options. Raises UsageError unless exactly one of them is valid."""
-    if sum(option is not None for option in (bits, memory, speed)) != 1:
+    options = {"--bits": bits, "--memory": memory, "--at-least": speed}
+    given = [name for name, value in options.items() if value is not None]
+    if not given:
         raise UsageError(
             "quantize needs one of --bits, --memory and --at-least", 'such as --bits 4.5, or --at-least "30 tok/s"'
         )
+    if len(given) > 1:
+        raise UsageError(f"quantize takes one budget, not {' and '.join(given)}", "leave out all but one")
     if memory is not None:
         match = _SIZE.fullmatch(memory.strip())
         if match is None or float(match[1]) == 0:

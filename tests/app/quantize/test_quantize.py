@@ -212,7 +212,7 @@ def test_a_speed_is_predicted_for_the_chip(measured: Path, tmp_path: Path) -> No
     ("arguments", "message"),
     [
         ((), "one of --bits, --memory and --at-least"),
-        (("--bits", "4", "--memory", "12GB"), "one of --bits, --memory and --at-least"),
+        (("--bits", "4", "--memory", "12GB"), "takes one budget, not --bits and --memory"),
         (("--bits", "1.5"), "--bits must be from 2 to 9, not 1.5"),
         (("--bits", "nan"), "--bits must be from 2 to 9"),
         (("--memory", "lots"), "--memory must be a size, not 'lots'"),
