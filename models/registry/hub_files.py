@@ -23,6 +23,7 @@ _QUANTIZATION = re.compile(
     r"(?:^|[-._])(q\d_[01]|q\d_k(?:_(?:[sml]|xl))?|iq4_nl|iq\d_(?:xxs|xs|[sm])|tq[12]_0|mxfp4(?:_moe)?|bf16|f16|fp16|f32)(?=[-.]|$)",
     re.IGNORECASE,
 )
+_SHOWN_FOLDERS = 4
 # By preference: the usual compromise between size and quality, its neighbours, larger files, and last the lossy ones.
 _PREFERRED = (
     "Q4_K_M", "Q4_K_L", "Q4_K_XL", "Q4_K_S", "Q4_K", "MXFP4", "MXFP4_MOE", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS",
@@ -67,12 +68,24 @@ def choose_files(
         return templates + [name for name in root if name in weights or name.endswith(_SIDE_FILES)]
     if any(map(is_gguf, names)):
         return _all_parts(choose_gguf(names, repo), names, repo)
+    if folders := _model_folders(names):
+        shown = " or ".join(ascii(f"{repo}/{folder}") for folder in folders[:_SHOWN_FOLDERS])
+        raise CheckpointError(f"{repo} has weights that headrace reads in folders alone", f"pass {shown:.300}")
     if any(name.endswith(PICKLE_SUFFIXES) for name in names):
         raise CheckpointError(
             f"{repo} has its weights as pickles only, which can run code when opened; they are refused",
             "look for a safetensors or GGUF version of the model",
         )
     raise CheckpointError(f"{repo} has no weights that headrace reads (model*.safetensors or .gguf)")
+
+
+def _model_folders(names: list[str]) -> list[str]:
+    """Return the folders that have a config.json and weights."""
+    files: dict[str, list[str]] = {}
+    for name in names:
+        folder, _, file = name.rpartition("/")
+        files.setdefault(folder, []).append(file)
+    return [folder for folder, inside in files.items() if folder and "config.json" in inside and weight_files(inside)]
 
 
 def choose_gguf(names: list[str], repo: str, quantization: str | None = None) -> str:

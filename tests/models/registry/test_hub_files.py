@@ -80,6 +80,19 @@ def test_files_of_a_requested_folder_are_chosen() -> None:
         choose_files(names, REPO, "8bit")
 
 
+def test_a_repository_with_models_in_folders_alone_names_them() -> None:
+    model = ["config.json", "model.safetensors"]
+    names = [f"{folder}/{name}" for folder in ("BF16", "4bit", "a/b") for name in model]
+    others = ["README.md", "vae/config.json", "vae/diffusion.safetensors", "pytorch_model.bin"]
+    with pytest.raises(HeadraceError, match="in folders alone") as caught:
+        choose_files([*names, *others], REPO)
+    assert caught.value.hint == "pass 'org/name/4bit' or 'org/name/BF16' or 'org/name/a/b'"
+    assert choose_files([*names, *others], REPO, "BF16") == ["BF16/config.json", "BF16/model.safetensors"]
+    with pytest.raises(HeadraceError, match="org/name/a has weights that headrace reads in folders") as caught:
+        choose_files([*names, *others], REPO, "a")
+    assert caught.value.hint == "pass 'org/name/a/b'"
+
+
 @pytest.mark.parametrize("file", ["modeling.py", "model.bin", "model.safetensors", "sub/evil.py"])
 def test_a_requested_file_is_a_gguf(file: str) -> None:
     names = ["m-Q8_0.gguf", "modeling.py", "model.bin", "model.safetensors", "sub/evil.py"]
