@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from headrace.runtime.metrics.cost import LayerKV
 
 _FAMILY_ALIKE = 0.75  # of their letters: qwn and qwen, not minimax and gemma
+# Models of the hub without an organisation, which their names alone mean.
+_HUB_GPT2 = re.compile(r"(distil)?gpt2(-(medium|large|xl))?", re.IGNORECASE)
 _NO_HINT = "`headrace models list` lists all models; any other of the hub is org/name"
 
 
@@ -193,6 +195,8 @@ def find(name: str, others: Callable[[], Sequence[str]] = list) -> CatalogEntry:
     present = others()
     near = sorted(_similar(name, list(dict.fromkeys([*present, *catalog]))), key=lambda known: known not in present)
     hint = f"did you mean {' or '.join(near)}?" if near else _NO_HINT
+    if _HUB_GPT2.fullmatch(name):
+        hint = f"the hub's is hf.co/{name.lower()}"
     if Path(name).is_dir():  # a bare word is only a path if a model is found there
         hint = f"the directory ./{name} has neither a config.json nor a single .gguf file; pass the file you mean"
     raise ModelNotFoundError(f"no model called {name!r}", hint)

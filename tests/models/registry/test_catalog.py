@@ -318,6 +318,14 @@ def test_an_installed_name_is_suggested_before_one_that_is_as_near() -> None:
     assert str(caught.value.hint).startswith("did you mean smollm2-135m or smollm2-360m")
 
 
+@pytest.mark.parametrize("name", ["gpt2", "GPT2", "distilgpt2", "gpt2-xl"])
+def test_an_old_name_of_the_hub_is_given_with_its_address(name: str) -> None:
+    with pytest.raises(ModelNotFoundError) as caught:
+        find(name)
+    assert caught.value.hint == f"the hub's is hf.co/{name.lower()}"
+    assert parse_source(f"hf.co/{name.lower()}") == HubId(name.lower())
+
+
 @pytest.mark.parametrize(("name", "family"), [("qwn3-4b", "qwen3-4b"), ("lama-3", "llama"), ("mamba-2.8b", None)])
 def test_suggestions_are_of_the_family(name: str, family: str | None) -> None:
     with pytest.raises(ModelNotFoundError) as missing:
