@@ -37,6 +37,7 @@ _HUB_URL = re.compile(
 )
 # Hosts of models that are not fetched from there, and a hint for each.
 _ELSEWHERE = {
+    "hf-mirror.com": "to use this mirror of the hub, set HF_ENDPOINT=https://hf-mirror.com and pass org/name",
     "modelscope.cn": "download it with ModelScope's own program, then pass its folder or .gguf file",
     "modelscope.ai": "download it with ModelScope's own program, then pass its folder or .gguf file",
     "ollama.com": "a model that Ollama has pulled runs by its name there, `headrace list` names them; "

@@ -163,6 +163,8 @@ def test_a_projector_next_to_the_model_is_not_the_model(tmp_path: Path) -> None:
         ("https://www.modelscope.cn/models/Qwen/Qwen3-8B", "ModelScope"),
         ("modelscope.cn/models/Qwen/Qwen3-8B", "ModelScope"),
         ("https://example.com/m.gguf", "download"),
+        ("hf-mirror.com/org/x", "HF_ENDPOINT"),
+        ("https://hf-mirror.com/org/x/tree/main", "HF_ENDPOINT"),
     ],
 )
 def test_addresses_of_other_hosts_have_a_hint(address: str, word: str) -> None:
