@@ -36,11 +36,17 @@ if TYPE_CHECKING:  # the chat's first frame does not import them
 
 
 class LoadProgress(Struct, frozen=True):
-    """A stage of loading. total: None if unknown."""
+    """A stage of loading.
+
+    stage: for people.
+    total: None if unknown.
+    is_download: the model's files are still being downloaded or converted.
+    """
 
     stage: str
     done: int
     total: int | None
+    is_download: bool = False
 
 
 class Ready(Struct, frozen=True):

@@ -40,7 +40,7 @@ from headrace.app.hosts.load import load_model
 from headrace.app.predict.uses import Recommendation
 from headrace.models.loading.draft import load_draft
 from headrace.models.loading.load import LoadedModel
-from headrace.models.registry.progress import Progress
+from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.resolve import DEFAULT_MODEL, ResolvedModel, resolve
 from headrace.models.registry.store import Store
 from headrace.models.text.encoding import EncodingStoppedError, encoding_ends
@@ -122,13 +122,17 @@ class EngineHost:
         watch_garbage()
 
     @classmethod
-    def load(cls, spec: ModelSpec, progress: Progress) -> "EngineHost":
-        """Fetch the model if need be, and load it; a draft that does not fit is left out. Raises the errors of both."""
+    def load(cls, spec: ModelSpec, progress: Progress, download_progress: Progress = silent) -> "EngineHost":
+        """Fetch the model if need be, and load it; a draft that does not fit is left out. Raises the errors of both.
+
+        progress: of loading.
+        download_progress: of what comes before: downloads and conversions.
+        """
         started = time.perf_counter()
-        resolved = resolve(spec.name, progress=progress)
+        resolved = resolve(spec.name, progress=download_progress)
         progress("loading weights", 0, None)
         loaded = load_model(resolved, spec, progress)
-        draft = _draft(spec, loaded, progress)
+        draft = _draft(spec, loaded, progress, download_progress)
         return cls(loaded, resolved, time.perf_counter() - started, draft, spec)
 
     def card(self) -> ModelCard:
@@ -382,12 +386,12 @@ class EngineHost:
         return len(self._loaded.tokenizer.encode(text))
 
 
-def _draft(spec: ModelSpec, loaded: LoadedModel, progress: Progress) -> Network | None:
+def _draft(spec: ModelSpec, loaded: LoadedModel, progress: Progress, download_progress: Progress) -> Network | None:
     """Return the draft's network, or add a note to the model if it does not fit."""
     if spec.draft is None:
         return None
     try:
-        return load_draft(resolve(spec.draft, progress=progress), loaded, progress).network
+        return load_draft(resolve(spec.draft, progress=download_progress), loaded, progress).network
     except HeadraceError as error:
         loaded.notes.append(f"without the draft {spec.draft}: {error}")
         return None

@@ -254,7 +254,10 @@ class Server:
             from headrace.app.engine.host import EngineHost
 
         progress = throttled(lambda stage, done, total: self._send(LoadProgress(stage, done, total)))
-        self._host = EngineHost.load(spec, progress)
+        download_progress = throttled(
+            lambda stage, done, total: self._send(LoadProgress(stage, done, total, is_download=True))
+        )
+        self._host = EngineHost.load(spec, progress, download_progress)
         self._send(Ready(self._host.card()))
         self._host.report_first_pass(self._send)
         self._host.warm_up()

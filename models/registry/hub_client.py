@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from huggingface_hub import constants, get_session
 
 from headrace.models.registry.hub_id import COMMIT
-from headrace.models.registry.progress import Progress
+from headrace.models.registry.progress import DOWNLOADING, Progress
 from headrace.runtime.errors import FetchError
 from headrace.runtime.machine.background import run_in_background
 
@@ -177,7 +177,7 @@ def bar_class(progress: Progress, done: int, total: int) -> type[Mute]:
                 raise _Stopped
             if self.counts_bytes:
                 Bar.furthest = max(Bar.furthest, self.n)
-                progress("downloading", min(done + Bar.furthest, total), total)
+                progress(DOWNLOADING, min(done + Bar.furthest, total), total)
 
     return Bar
 

@@ -7,6 +7,8 @@ the stage names another unit; `total` is None if unknown.
 
 from typing import Protocol
 
+DOWNLOADING = "downloading"  # the stage whose bytes come from the network: a chat shows its speed
+
 
 class Progress(Protocol):
     """A sink for progress reports. It must be cheap and must not raise."""

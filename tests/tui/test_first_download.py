@@ -32,7 +32,7 @@ class Fetches(ScriptedEngine):
     def _load(self) -> list[Event]:
         if self.arrived or self.load_failure is not None:
             return super()._load()
-        return [LoadProgress("downloading", self.here.pop(), 108 * MIB)] if self.here else []
+        return [LoadProgress("downloading", self.here.pop(), 108 * MIB, is_download=True)] if self.here else []
 
 
 @dataclass
@@ -162,6 +162,17 @@ def test_the_welcome_shows_how_much_of_the_weights_is_read(play) -> None:
             await it.until(lambda shown=shown: shown in it.text().replace("│", "\n"))
             assert "loading" in it.text()
             assert "downloading" not in it.text()
+
+    play(scenario, engine, ready=False)
+
+
+def test_a_chat_with_a_server_shows_no_download(play) -> None:
+    engine = Reads(is_remote=True, report=LoadProgress("connecting to http://localhost:1", 0, None))
+
+    async def scenario(it: Driver) -> None:
+        await it.until(lambda: "connecting" in it.text())
+        assert "loading the server's model" in it.text()
+        assert "downloading" not in it.text()
 
     play(scenario, engine, ready=False)
 

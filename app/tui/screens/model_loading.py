@@ -35,7 +35,7 @@ class ModelLoading:
         progress = [event for event in events if isinstance(event, LoadProgress)]
         if awaited is not None:
             pulls = [event for event in events if isinstance(event, PullProgress) and event.name == awaited]
-            progress = [LoadProgress(event.stage, event.done, event.total) for event in pulls]
+            progress = [LoadProgress(event.stage, event.done, event.total, is_download=True) for event in pulls]
         for event in progress:
             self.download.add(event, now)
         if loading and progress and self.download.active and not self._looked_up:

@@ -14,15 +14,13 @@ from textual.content import Content
 
 from headrace.app.engine.events import LoadProgress
 from headrace.app.output.sanitise import sanitise
+from headrace.models.registry.progress import DOWNLOADING
 from headrace.runtime.metrics.units import format_bytes, format_roughly, percent
 
 if TYPE_CHECKING:
     # Not at the start: it brings the catalog's reader.
     from headrace.app.chat.download_plan import DownloadPlan
 
-# Stages of a model that is here already, as `engine.process`, `engine.host`, `models.loading.load` and
-# `activation_choice` there report them. All others are drawn as a download.
-_NO_FETCHING = ("starting", "loading weights", "loading the tokenizer", "measuring 8-bit activations")
 _SPAN_S = 5.0  # the speed is that of the last so many seconds
 _LEAST_S = 0.5  # over less time no speed is shown
 _SILENT_S = 8.0  # without a byte for so long, the stall is shown in the speed's place
@@ -34,33 +32,33 @@ class DownloadProgress:
 
     def __init__(self) -> None:
         self.facts: DownloadPlan | None = None
-        self._now: LoadProgress | None = None  # the latest
-        self._seen: deque[tuple[float, int]] = deque()  # when more was here, and how many bytes then
-        self._first = 0  # bytes that were here when this stage began
-        self._at = 0.0  # the clock, monotonic seconds
+        self._latest: LoadProgress | None = None
+        self._samples: deque[tuple[float, int]] = deque()  # monotonic seconds and bytes, once for each number of bytes
+        self._first_bytes = 0  # bytes that were here when this stage began
+        self._clock_s = 0.0  # monotonic seconds of the latest `tick`
 
     def add(self, event: LoadProgress, now: float) -> None:
         """Take in progress; `now`: monotonic seconds."""
-        if self._now is None or event.stage != self._now.stage:
-            self._seen.clear()
-            self._first = event.done
-        self._now = event
-        before = None
-        if self._seen:
-            _, before = self._seen[-1]
-        if event.done != before:
-            self._seen.append((now, event.done))
-        while len(self._seen) > 2:  # two stay, however slowly bytes come
-            second_s, _ = self._seen[1]
+        if self._latest is None or event.stage != self._latest.stage:
+            self._samples.clear()
+            self._first_bytes = event.done
+        self._latest = event
+        last_bytes = None
+        if self._samples:
+            _, last_bytes = self._samples[-1]
+        if event.done != last_bytes:
+            self._samples.append((now, event.done))
+        while len(self._samples) > 2:  # a speed needs two, however slowly bytes come
+            second_s, _ = self._samples[1]
             if now - second_s < _SPAN_S:
                 break
-            self._seen.popleft()
+            self._samples.popleft()
         self.tick(now)
 
     def tick(self, now: float) -> bool:
         """Set the clock; return whether the shown stall time changed, in whole seconds."""
         before = self._shown_silence
-        self._at = now
+        self._clock_s = now
         return self._shown_silence != before
 
     @property
@@ -74,25 +72,26 @@ class DownloadProgress:
     @property
     def silent_s(self) -> float | None:
         """Seconds without a byte; None while bytes arrive or nothing is downloaded."""
-        if self._now is None or self._now.stage != "downloading":
+        if self._latest is None or self._latest.stage != DOWNLOADING:
             return None
-        last_s, _ = self._seen[-1]
-        silent_s = self._at - last_s
+        last_s, _ = self._samples[-1]
+        silent_s = self._clock_s - last_s
         if silent_s < _SILENT_S:
             return None
         return silent_s
 
     @property
     def active(self) -> bool:
-        return self._now is not None and self._now.stage not in _NO_FETCHING
+        """True while the model is downloaded or converted, before it is loaded."""
+        return self._latest is not None and self._latest.is_download
 
     @property
     def bytes_per_second(self) -> float | None:
         """Download speed; None while unknown or stalled."""
-        if self._now is None or self._now.stage != "downloading" or self.silent_s is not None:
+        if self._latest is None or self._latest.stage != DOWNLOADING or self.silent_s is not None:
             return None
-        first_s, first_bytes = self._seen[0]
-        last_s, last_bytes = self._seen[-1]
+        first_s, first_bytes = self._samples[0]
+        last_s, last_bytes = self._samples[-1]
         if last_s - first_s < _LEAST_S:
             return None
         return (last_bytes - first_bytes) / (last_s - first_s)
@@ -100,25 +99,25 @@ class DownloadProgress:
     @property
     def size(self) -> str:
         """Bytes that are done, and all of them if that is known; nothing before the first."""
-        if self._now is None:
+        if self._latest is None:
             return ""
-        if self._now.total:
-            return f"{format_bytes(self._now.done)} of {format_bytes(self._now.total)}"
-        return format_bytes(self._now.done) if self._now.done else ""
+        if self._latest.total:
+            return f"{format_bytes(self._latest.done)} of {format_bytes(self._latest.total)}"
+        return format_bytes(self._latest.done) if self._latest.done else ""
 
     def summary(self) -> str:
         """Return one line: stage, size, speed, time left."""
-        if self._now is None:
+        if self._latest is None:
             return ""
-        parts = [self._now.stage]
+        parts = [self._latest.stage]
         if self.size:
             parts.append(self.size)
         if self.silent_s is not None:
             parts.append(f"no data for {format_roughly(self.silent_s)}")
         elif speed := self.bytes_per_second:
             parts.append(f"{format_bytes(round(speed))}/s")
-            if self._now.total:
-                parts.append(f"about {format_roughly((self._now.total - self._now.done) / speed)} left")
+            if self._latest.total:
+                parts.append(f"about {format_roughly((self._latest.total - self._latest.done) / speed)} left")
         return " · ".join(parts)
 
     def lines(self, name: str) -> list[Content]:
@@ -131,18 +130,18 @@ class DownloadProgress:
                 verb = "copying"
         lines = [Content.assemble(f"{verb} ", (sanitise(name), "bold"), ", once")]
         if facts is not None:
-            if facts.bytes is None and self._now is not None and self._now.total:  # only the hub knew
-                facts = replace(facts, bytes=self._now.total - self._first)
+            if facts.bytes is None and self._latest is not None and self._latest.total:  # only the hub knew
+                facts = replace(facts, bytes=self._latest.total - self._first_bytes)
             lines.append(Content.styled(facts.download, "$quiet"))
             lines.append(Content.styled(facts.room, "$quiet"))
         lines.append(Content(""))
-        if self._now is not None and self._now.total:
-            cells = round(min(1.0, self._now.done / self._now.total) * _BAR)
+        if self._latest is not None and self._latest.total:
+            cells = round(min(1.0, self._latest.done / self._latest.total) * _BAR)
             lines.append(
                 Content.assemble(
                     ("━" * cells, "$accent"),
                     ("─" * (_BAR - cells), "$faint"),
-                    f" {percent(self._now.done / self._now.total)}",
+                    f" {percent(self._latest.done / self._latest.total)}",
                 )
             )
         lines += [

@@ -25,7 +25,8 @@ def welcome_lines(
 ) -> tuple[list[Content], list[Content]]:
     """Return the logo and the welcome text for the engine's state. problem: the error of a failed load."""
     card = engine.card
-    name = session.model or "the default model"
+    default = "the server's model" if engine.is_remote else "the default model"
+    name = session.model or default
     if engine.state == "failed":
         return [], failure_lines(name, problem or "")
     if engine.state == "loading" and download.active:

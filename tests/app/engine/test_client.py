@@ -41,6 +41,7 @@ from headrace.models.text.encoding import EncodingStoppedError
 from headrace.models.text.thinking import read_tags
 from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.errors import EngineError
+from tests.models.gguf.build import write_gguf
 from tests.support.damaged import install_damaged
 from tests.support.hosted import begin
 from tests.support.patience import PATIENCE_S
@@ -231,6 +232,18 @@ def test_an_answer_cancelled_before_its_prompt_is_encoded_is_abandoned(
     begin(host, Generate(7, HELLO, NO_END), CancelFlag(), sent.append)
     assert sent == [Abandoned(7)]
     assert not host.busy
+
+
+def test_only_stages_before_loading_count_as_a_download(client: EngineClient, model: Path, tmp_path: Path) -> None:
+    is_download: dict[str, bool] = {}
+    sizes = {"hidden": 256, "inner": 256, "heads": 4, "kv_heads": 4, "head_dim": 64}
+    for name in (model, write_gguf(tmp_path / "tiny.gguf", "llama", matrices="Q3_K", **sizes)):
+        events: list[Event] = []
+        client.start(ModelSpec(str(name)))
+        until(client, Ready, events)
+        is_download |= {event.stage: event.is_download for event in events if isinstance(event, LoadProgress)}
+    assert {stage for stage, download in is_download.items() if not download} == {"starting", "loading weights"}
+    assert is_download["converting"]
 
 
 def test_a_process_that_cannot_be_started_is_reported(
