@@ -22,14 +22,14 @@ class LongRope:
         original: int,
         short: mx.array,
         long: mx.array,
-        scales: tuple[float | None, float | None],
+        scales: tuple[float, float],
     ) -> None:
         """Switch the factors of these modules.
 
         modules: the rotations of all layers.
         original: longest sequence of the short factors, in tokens.
         short, long: both lists of factors.
-        scales: amplitudes with short and with long ones; None if the config states none: the module's own is used.
+        scales: amplitude with the short factors, and with the long factors.
         """
         # mlx-lm's `_freqs` are periods times the long factors; the quotient gives them the short factors instead.
         self._modules = modules
@@ -53,8 +53,8 @@ class LongRope:
             raise CheckpointError(f"config.json: the longrope section is broken ({error!r:.80})") from None
         if short.shape != long.shape or any(module._freqs.shape != long.shape for module in modules):
             raise CheckpointError("config.json: the longrope factors are not one for each pair of a head")
-        scales = (section.get("short_mscale"), section.get("long_mscale"))
-        return cls(modules, int(modules[0].original_max_position_embeddings), short, long, scales)
+        original = int(modules[0].original_max_position_embeddings)
+        return cls(modules, original, short, long, _scales(section, modules[0]))
 
     def use(self, long: bool) -> None:
         """Rotate by the long or the short factors from here on. Changes the modules, for all sequences."""
@@ -63,5 +63,20 @@ class LongRope:
         scale = long_scale if long else short_scale
         for module, own_frequencies in zip(self._modules, frequencies, strict=True):
             module._freqs = own_frequencies
-            if scale is not None:
-                module._scale = scale
+            module._scale = scale
+
+
+def _scales(section: Mapping[str, object], module: nn.Module) -> tuple[float, float]:
+    """Return the amplitudes with short and with long factors. Raises CheckpointError if only one is stated.
+
+    section: the config's `rope_scaling`.
+    module: a rotation, which has the default amplitude if the config states none.
+    """
+    short = section.get("short_mscale")
+    long = section.get("long_mscale")
+    if short is None and long is None:
+        return module._scale, module._scale
+    # With one alone, the other's default is unknown here: the module has either the stated one or the default.
+    if not isinstance(short, int | float) or not isinstance(long, int | float):
+        raise CheckpointError("config.json: the longrope section must state short_mscale and long_mscale, or neither")
+    return float(short), float(long)

@@ -12,7 +12,7 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.models.network.parameters import Parameters
 from headrace.runtime.engine.request import Request
-from headrace.runtime.errors import UnsupportedModelError
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.ops import reference
 from tests.support.alone import new_cache
 from tests.support.tiny import load_decoder
@@ -110,6 +110,31 @@ def test_scaling_that_the_class_would_ignore_is_refused(directory: Path, tmp_pat
     )
     with pytest.raises(UnsupportedModelError, match="phi3 with 'yarn' rope scaling"):
         peer(target)
+
+
+def with_amplitudes(directory: Path, target: Path, amplitudes: dict[str, Any]) -> Path:
+    """The same model, with stated amplitudes."""
+    target.mkdir()
+    rope = {**CONFIG["rope_parameters"], **amplitudes}
+    (target / "config.json").write_text(json.dumps({**CONFIG, "rope_parameters": rope}))
+    (target / "model.safetensors").write_bytes((directory / "model.safetensors").read_bytes())
+    return target
+
+
+def test_each_list_of_factors_has_its_amplitude(directory: Path, tmp_path: Path) -> None:
+    both = peer(with_amplitudes(directory, tmp_path / "both", {"short_mscale": 1.5, "long_mscale": 2.0}))
+    short = peer(with_amplitudes(directory, tmp_path / "short", {"short_mscale": 1.5, "long_mscale": 1.5}))
+    long = peer(with_amplitudes(directory, tmp_path / "long", {"short_mscale": 2.0, "long_mscale": 2.0}))
+    for count, same, other in ((9, short, long), (30, long, short), (9, short, long)):
+        found = feed(both, new_cache(both, 64), TOKENS[:count], 40)
+        assert mx.allclose(found, feed(same, new_cache(same, 64), TOKENS[:count], 40), atol=1e-4)
+        assert not mx.allclose(found, feed(other, new_cache(other, 64), TOKENS[:count], 40), atol=1e-2)
+
+
+@pytest.mark.parametrize("amplitudes", [{"short_mscale": 1.5}, {"long_mscale": 1.5}, {"long_mscale": [1.5]}])
+def test_one_amplitude_alone_is_refused(directory: Path, tmp_path: Path, amplitudes: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match="short_mscale and long_mscale"):
+        peer(with_amplitudes(directory, tmp_path / "alone", amplitudes))
 
 
 def test_both_decoders_give_the_same_tokens(directory: Path) -> None:
