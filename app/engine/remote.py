@@ -52,9 +52,9 @@ class RemoteEngine:
         self._events: SimpleQueue[tuple[int, Event]] = SimpleQueue()  # with the number of the start they belong to
         self._round = itertools.count(1)
         self._current = 0  # number of the latest start: events of earlier ones are dropped
-        self._running: dict[int, HTTPConnection] = {}
-        self._open: set[int] = set()
-        self._changes = threading.Lock()
+        self._running: dict[int, HTTPConnection | None] = {}  # of answers to generate; None: not connected yet
+        self._open: set[int] = set()  # answers whose last event has not been polled
+        self._changes = threading.Lock()  # of `_running`
 
     def start(self, spec: ModelSpec) -> None:  # noqa: ARG002 - the server chose its model
         self.close()
@@ -70,16 +70,18 @@ class RemoteEngine:
         if self.state not in ("loading", "ready"):
             raise EngineError("the server is not connected", "restart the connection")
         self._open.add(command.id)
+        with self._changes:
+            self._running[command.id] = None
         threading.Thread(target=self._answer, args=(self._current, command), daemon=True).start()
 
     def prefetch(self, command: PrefetchPrompt) -> None:
-        """Do nothing: the server has other users."""
+        """Do nothing: a server has no request for this, and other users."""
 
     def rest(self) -> None:
-        """Do nothing."""
+        """Do nothing: a server's idle work is its own."""
 
     def time_steps(self, every: int) -> None:
-        """Do nothing."""
+        """Do nothing: a server times no steps for a client."""
 
     def cancel(self, generation: int | None = None) -> None:
         for each in generations_to_cancel(self._open, generation):
@@ -104,7 +106,7 @@ class RemoteEngine:
         raise EngineError(f"{name}: models of a server are fetched there")
 
     def cancel_pull(self) -> None:
-        """Do nothing."""
+        """Do nothing: `pull` never begins."""
 
     def close(self) -> None:
         self.cancel()
@@ -167,15 +169,19 @@ class RemoteEngine:
         """Put the events of one answer. number: of the start that it belongs to."""
         while self.state == "loading" and number == self._current:  # `poll` notes the end of loading
             time.sleep(_LOOK_S)
-        if number != self._current or command.id not in self._open:
+        if number != self._current or command.id not in self._running:
             return
         answer = RemoteAnswer(command, is_headrace=self._own)
         connection = self._address.connection(_SILENCE_S)
-        with self._changes:
-            self._running[command.id] = connection
         try:
             if command.begun.text and (not self._own or command.begun.is_open):
                 raise ServerError("this server cannot continue this answer")
+            connection.connect()
+            # `cancel` shuts a socket down. One that came before there was a socket is noticed here, before the request.
+            with self._changes:
+                if number != self._current or command.id not in self._running:
+                    return
+                self._running[command.id] = connection
             response = self._address.ask(connection, "/v1/chat/completions", self._body(command))
             for _, data in events(response):
                 if data == "[DONE]":
@@ -236,7 +242,7 @@ def unknown_card(name: str, model: Mapping[str, Any]) -> ModelCard:
         usable_cores=1,
         isa=frozenset(),
     )
-    machine.__dict__.update(gpu_cores=None, chip=None)  # cached properties: nothing is looked up on this machine
+    _ = machine.chip  # None, of the table of chips: read here, where it may take its time, and cached
     return ModelCard(
         name=name,
         path="",

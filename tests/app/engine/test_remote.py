@@ -211,6 +211,38 @@ def test_an_answer_of_another_openai_server_is_read(other: str, monkeypatch: pyt
     assert "regular expression" in until(engine, Failed).message
 
 
+@pytest.mark.parametrize("moment", ["submitted", "connecting"])
+def test_an_answer_that_is_cancelled_before_it_is_connected_is_not_requested(
+    other: str, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    engine = RemoteEngine(HTTPAddress(other))
+    engine.start(ModelSpec())
+    until(engine, Ready)
+    closed = threading.Event()
+
+    class Connection(HTTPConnection):
+        def connect(self) -> None:
+            if moment == "connecting":
+                engine.cancel(1)
+            super().connect()
+
+        def close(self) -> None:
+            super().close()
+            closed.set()
+
+    def connection(_timeout_s: float) -> HTTPConnection:
+        if moment == "submitted":
+            engine.cancel(1)
+        return Connection("127.0.0.1", engine._address._port)
+
+    requests = len(Other.bodies)
+    monkeypatch.setattr(engine._address, "connection", connection)
+    engine.submit(Generate(1, HELLO))
+    assert until(engine, Abandoned).id == 1
+    assert closed.wait(PATIENCE_S)
+    assert len(Other.bodies) == requests
+
+
 def test_an_error_in_the_stream_of_another_server(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = [chunk(content="So "), {"error": {"message": "out of\nmemory", "code": 500}}]
     monkeypatch.setattr(Other, "chunks", staticmethod(lambda: broken))
