@@ -1,7 +1,8 @@
 """Records of the session store: sessions, drafts, messages, attachments, search hits.
 
 They are immutable: a change is written to the store, which returns the new record. `rows.py` reads them from rows of
-the file; a new field needs a column (`_SCHEMA` in `database.py`), and its reading there.
+the file. A new field needs a column (`_SCHEMA` in `database.py`), its reading in `rows.py`, and another `VERSION` in
+`database.py`.
 
 Guard: tests/app/sessions/test_store.py.
 """
@@ -140,7 +141,7 @@ class Hit(Struct, frozen=True):
 
 
 def title_of(content: str, attachments: Sequence[Attachment] = ()) -> str:
-    """Return the first visible line, or the names of the attachments."""
+    """Return the first visible line, or the names of the attachments, cut to `_TITLE_LENGTH` characters."""
     lines = (line.strip() for line in content.splitlines())
     shown = (line for line in lines if any(character.isprintable() and not character.isspace() for character in line))
     line = next(shown, ", ".join(attachment.name for attachment in attachments))
