@@ -54,12 +54,15 @@ def read_parameter(name: str, text: str) -> object:
         raise UsageError(f"no parameter called {name!r}", "one of " + ", ".join(_BY_NAME))
     text = text.strip()
     kind = OPTIONS[parameter.name].kind
-    if text in ("", "default") or (text == "auto" and isinstance(kind, ThinkingValue)):
+    if text in ("", "default"):
+        return None
+    if isinstance(kind, ThinkingValue) and text == "auto":
         return None
     try:
         value = parse_value(kind, text)
     except ValueError:
         raise UsageError(f"{parameter.name} must be {parameter.range}, not {text!r:.80}") from None
+    # `read` checks the range, and `stored` returns the JSON value that a session keeps.
     return AnswerOptions.read({parameter.name: value}).stored()[parameter.name]
 
 
