@@ -256,8 +256,10 @@ class Poller:
                     self.watch.begin(event.card.machine.backend)
                 self.draw_metrics(force=True)
                 self._app.call_after_refresh(_import_for_answers)
-        if self.watch is not None and (load := self.watch.look(time.monotonic())) is not None:
-            state.metrics.set_load(load)
+        if self.watch is not None:
+            load = self.watch.sample_if_due(time.monotonic())
+            if load is not None:
+                state.metrics.set_load(load)
 
     @property
     def chat(self) -> ChatScreen | None:

@@ -2,8 +2,6 @@
 
 Without psutil, or without permission to read, there are no samples.
 
-The poller asks for the load with each poll, and gives it to `LiveMetrics.set_load`.
-
 Guard: tests/tui/decode/test_machine.py.
 """
 
@@ -14,11 +12,11 @@ if TYPE_CHECKING:
     from headrace.runtime.machine.load_sampler import LoadSampler
     from headrace.runtime.machine.machine_load import MachineLoad
 
-LOOK_S = 2.0  # between two samples
+SAMPLE_S = 2.0  # between two samples
 
 
 class MachineWatch:
-    """`begin` once the backend is known, then `look` at any interval."""
+    """`begin` once the backend is known, then `sample_if_due` at any interval."""
 
     def __init__(self, own_pids: Callable[[], Sequence[int]]) -> None:
         """own_pids: the processes of this program at this moment."""
@@ -30,19 +28,18 @@ class MachineWatch:
         """Start sampling for this backend."""
         if self._sampler is None:
             try:
-                from headrace.runtime.machine.load_sampler import (
-                    LoadSampler,
-                )  # psutil takes 30 ms, which no first frame has
+                # Imported late, as psutil takes 30 ms: the first frame does not wait for it.
+                from headrace.runtime.machine.load_sampler import LoadSampler
 
                 self._sampler = LoadSampler(backend)
             except (ImportError, OSError):
                 return
 
-    def look(self, now: float) -> "MachineLoad | None":
+    def sample_if_due(self, now: float) -> "MachineLoad | None":
         """Return the load since the last sample; None if none is due or known. now: monotonic seconds."""
         if self._sampler is None or now < self._due:
             return None
-        self._due = now + LOOK_S
+        self._due = now + SAMPLE_S
         try:
             return self._sampler.sample(self._own_pids())
         except (OSError, RuntimeError):

@@ -9,7 +9,7 @@ from headrace.app.engine.events import Prefill
 from headrace.app.tui.decode.machine import MachineSection, contention_text
 from headrace.app.tui.metrics.facts import MachineFacts, ModelFacts
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.metrics.machine_watch import LOOK_S, MachineWatch
+from headrace.app.tui.metrics.machine_watch import SAMPLE_S, MachineWatch
 from headrace.app.tui.screens.compare_screen import CompareScreen
 from headrace.runtime.machine.energy import EnergyUse
 from headrace.runtime.machine.machine_load import MachineLoad
@@ -23,9 +23,9 @@ QUIET = MachineLoad(2, 1.9, 1.85, 2 << 30, 8 << 30, 0, Readings(23.4, 61.0))
 CROWDED = MachineLoad(2, 2.0, 1.1, 2 << 30, 8 << 30, 0, Readings(), busiest="cc1plus\x1b[31m")
 
 
-def _lines(load: MachineLoad, looks: int, width: int = 50, height: int = 6) -> list[str]:
+def _lines(load: MachineLoad, samples: int, width: int = 50, height: int = 6) -> list[str]:
     metrics = LiveMetrics()
-    for _ in range(looks):
+    for _ in range(samples):
         metrics.set_load(load)
     return [line.plain for line in MachineSection(metrics).lines(metrics, width, height)]
 
@@ -140,7 +140,7 @@ class Watch(MachineWatch):
         super().__init__(list)
         self.loads = list(loads)
 
-    def look(self, now: float) -> MachineLoad | None:  # noqa: ARG002
+    def sample_if_due(self, now: float) -> MachineLoad | None:  # noqa: ARG002
         return self.loads.pop(0) if self.loads else None
 
 
@@ -167,25 +167,25 @@ def test_a_comparison_reports_other_load_too(play) -> None:
     play(scenario)
 
 
-def test_looks_are_made_every_two_seconds_once_there_is_a_model() -> None:
+def test_samples_are_taken_every_two_seconds_once_there_is_a_model() -> None:
     watch = MachineWatch(list)
-    assert watch.look(0.0) is None
+    assert watch.sample_if_due(0.0) is None
     watch._sampler = sampler = _Sampler()  # type: ignore[assignment]
-    for now in (10.0, 10.5, 11.9, 12.0, 12.1, 10.0 + 2 * LOOK_S):
-        watch.look(now)
-    assert sampler.looks == 3
+    for now in (10.0, 10.5, 11.9, 12.0, 12.1, 10.0 + 2 * SAMPLE_S):
+        watch.sample_if_due(now)
+    assert sampler.samples == 3
     sampler.fails = True
-    assert watch.look(100.0) is None
-    assert watch.look(200.0) is None
-    assert sampler.looks == 4
+    assert watch.sample_if_due(100.0) is None
+    assert watch.sample_if_due(200.0) is None
+    assert sampler.samples == 4
 
 
 class _Sampler:
-    looks = 0
+    samples = 0
     fails = False
 
     def sample(self, _own: Sequence[int]) -> MachineLoad:
-        self.looks += 1
+        self.samples += 1
         if self.fails:
             raise PermissionError
         return QUIET
