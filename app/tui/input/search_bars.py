@@ -1,14 +1,14 @@
 """The two search bars above the prompt: Ctrl+F finds words in the conversation, Ctrl+R an entry of the history.
 
-`ChatScreen` opens them and handles their messages. The find bar has the transcript search (`Sought`), and is told the
-count; the history bar searches the entries that it was opened with.
+`ChatScreen` opens them and handles their messages. For a `FindBar.SearchRequested` it searches the transcript, and
+calls `show_count`; the history bar searches the entries that it was opened with.
 
 Guards: tests/tui/input/test_history_bar.py and tests/tui/test_chat.py.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -18,6 +18,9 @@ from textual.message import Message as Event
 from textual.widgets import Input, Static
 
 from headrace.app.tui.input.fields import Field
+
+SearchDirection = Literal[-1, 0, 1]
+"""-1: the match before the shown one. 0: the newest match. 1: the match after the shown one."""
 
 
 class SearchBar(Vertical):
@@ -71,7 +74,7 @@ class SearchBar(Vertical):
 
 
 class FindBar(SearchBar):
-    """Posts the words and the direction."""
+    """Requests a search with every change of the words, and with the keys for the match before and after."""
 
     LABEL = "find"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -81,17 +84,17 @@ class FindBar(SearchBar):
     ]
 
     @dataclass
-    class Sought(Event):
-        """by: 0 the newest match, -1 the one before the shown one, 1 the one after."""
+    class SearchRequested(Event):
+        """A match of the words is to be shown; none for empty words."""
 
         words: str
-        by: int
+        direction: SearchDirection
 
     def search(self, words: str) -> None:
-        self.post_message(self.Sought(words, 0))
+        self.post_message(self.SearchRequested(words, 0))
 
-    def action_seek(self, by: int) -> None:
-        self.post_message(self.Sought(self.field.value, by))
+    def action_seek(self, direction: SearchDirection) -> None:
+        self.post_message(self.SearchRequested(self.field.value, direction))
 
 
 class HistoryBar(SearchBar):

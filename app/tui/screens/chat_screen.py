@@ -204,8 +204,9 @@ class ChatScreen(Screen[None]):
     async def on_prompt_end_of_input(self) -> None:
         await self.app.action_quit()
 
-    def on_find_bar_sought(self, event: FindBar.Sought) -> None:
-        self.view.find_bar.show_count(*self.view.transcript.find(event.words, event.by))
+    def on_find_bar_search_requested(self, event: FindBar.SearchRequested) -> None:
+        number, count = self.view.transcript.find(event.words, event.direction)
+        self.view.find_bar.show_count(number, count)
 
     def on_search_bar_closed(self, event: SearchBar.Closed) -> None:
         if event.bar is self.view.find_bar:
