@@ -7,6 +7,7 @@ Guard: tests/app/cli/test_models.py.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -162,7 +163,18 @@ def _foreign_columns(rows: list[Document]) -> list[Column]:
         Column.of(rows, "NAME", lambda row: _clean(row["name"]), 0, right=False),
         Column.of(rows, "SIZE", lambda row: format_bytes(row["disk_bytes"]), 1, right=True),
         Column.of(rows, "OF", lambda row: row["program"], 2, right=False),
+        Column.of(rows, "FOLDER", lambda row: _clean(_folder(row)), 3, right=False),
     ]
+
+
+def _folder(row: Document) -> str:
+    """Return the folder of a model or an adapter, that of the repository in the hub's cache, with ~ for the home."""
+    path = Path(row["path"])
+    folder = path if path.is_dir() else path.parent
+    repository = next((parent for parent in folder.parents if parent.name.startswith("models--")), folder)
+    with suppress(RuntimeError, ValueError):  # no home, or outside of it
+        return f"~/{repository.relative_to(Path.home())}"
+    return str(repository)
 
 
 def _adapter_columns(rows: list[Document]) -> list[Column]:
@@ -170,7 +182,7 @@ def _adapter_columns(rows: list[Document]) -> list[Column]:
         Column.of(rows, "NAME", lambda row: _clean(row["name"]), 0, right=False),
         Column.of(rows, "SIZE", lambda row: format_bytes(row["disk_bytes"]), 1, right=True),
         Column.of(rows, "MADE FOR", lambda row: _clean(row["made_for"] or "not stated"), 2, right=False),
-        Column.of(rows, "FOLDER", lambda row: _clean(row["path"]), 3, right=False),
+        Column.of(rows, "FOLDER", lambda row: _clean(_folder(row)), 3, right=False),
     ]
 
 

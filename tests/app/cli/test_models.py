@@ -142,6 +142,24 @@ def test_list_and_show_agree_on_memory(name: str, run: Run, store: Store) -> Non
         assert listed[key] == shown[key], key
 
 
+def test_list_shows_the_places_of_models_elsewhere(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    folder = tmp_path / ".lmstudio/models/org/name"
+    folder.mkdir(parents=True)
+    write_gguf(folder / "name-Q8_0.gguf", "llama")
+    repository = tmp_path / "hf" / "hub" / "models--org--other"
+    snapshot = write_model(repository / "snapshots" / ("1" * 40), "llama")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(snapshot.name)
+    listed = run("list", "org").stdout
+    assert re.search(r"(?m)^org/name .* LM Studio +~/\.lmstudio/models/org/name$", listed)
+    assert re.search(r"(?m)^org/other .* hub's cache +~/hf/hub/models--org--other$", listed)
+    monkeypatch.setenv("HOME", str(tmp_path / "other"))
+    assert f"{repository}\n" in run("list", "org").stdout
+
+
 def test_list_survives_a_broken_model(run: Run, store: Store) -> None:
     install(store)
     (store.root / "mine" / "model.safetensors").write_bytes(b"broken")
