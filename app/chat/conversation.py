@@ -295,8 +295,8 @@ class Conversation:
         self._require_idle()
         self.trimming.undo()
 
-    def set_model(self, name: str) -> None:
-        """Load another model, for the next answer on.
+    def check_model(self, name: str = "") -> None:
+        """Check that `set_model` takes the name; without one, that it takes any. Call it before a question to the user.
 
         Raises UsageError if the engine is a server's, and the errors of `check_model_name`.
         """
@@ -304,9 +304,14 @@ class Conversation:
             raise UsageError(
                 "a server's model stays", "`headrace chat --connect URL -m MODEL` takes another of its models"
             )
-        from headrace.app.chat.download_plan import check_model_name  # the catalog's reader is no part of the start
+        if name:
+            from headrace.app.chat.download_plan import check_model_name  # the catalog's reader is no part of the start
 
-        check_model_name(name)
+            check_model_name(name)
+
+    def set_model(self, name: str) -> None:
+        """Load another model, for the next answer on. Raises the errors of `check_model`."""
+        self.check_model(name)
         self.branch.session = self.store.set_model(self.session.id, name)
         self.load_model()
 

@@ -268,14 +268,14 @@ class LineChat:
         return IN_EVERY_CHAT[name](self.conversation, argument)
 
     def model(self, argument: str) -> str | None:
-        from headrace.app.chat.download_plan import check_model_name, download_plan  # late: many imports
+        from headrace.app.chat.download_plan import download_plan  # late: many imports
 
         if not argument:
             loaded = "no model is loaded"
             if (card := self.conversation.engine.card) is not None:
                 loaded = card.name
             return f"{loaded}; /model NAME takes another one"
-        check_model_name(argument)
+        self.conversation.check_model(argument)
         plan = download_plan(argument)
         if plan is None or self._terminal.agreed(f"{plan.verb} {plan.name}? {plan.download}; {plan.room}"):
             self.conversation.set_model(argument)

@@ -840,6 +840,21 @@ def test_a_mistyped_model_keeps_the_one_that_runs(play) -> None:
     play(scenario)
 
 
+def test_a_servers_model_is_kept_without_a_question_or_a_picker(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("f5")
+        await it.until(lambda: "a server's model stays" in it.text())
+        assert isinstance(it.app.screen, ChatScreen)
+        it.app.clear_notifications()
+        it.state.notifications_cleared()
+        await it.write("/model smollm2-135m")
+        await it.until(lambda: "a server's model stays" in it.text())
+        assert isinstance(it.app.screen, ChatScreen)
+        assert (it.engine.pulls, len(it.engine.specs)) == ([], 1)
+
+    play(scenario, ScriptedEngine(is_remote=True))
+
+
 def test_the_picker_predicts_as_soon_as_the_bandwidth_is_measured(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("f5")

@@ -114,9 +114,9 @@ class ChatActions:
 
     def switch_model(self, name: str) -> None:
         """Switch to a model, after a question if it has to be downloaded; without a name, open the picker."""
-        from headrace.app.chat.download_plan import check_model_name  # not imported at the start
-        from headrace.app.tui.screens.models_screen import ModelsScreen
+        from headrace.app.tui.screens.models_screen import ModelsScreen  # not imported at the start
 
+        self._state.conversation.check_model(name)
         if not name:
 
             def switch(chosen: str | None) -> None:
@@ -125,7 +125,6 @@ class ChatActions:
 
             self._view.screen.app.push_screen(ModelsScreen(self._state), switch)
             return
-        check_model_name(name)
         if not self._fetch_first(name, lambda: self._state.fetch_and_use(name)):
             self._state.use_model(name)
 

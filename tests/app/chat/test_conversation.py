@@ -325,6 +325,9 @@ def test_a_servers_model_stays(chat: Conversation, engine: ScriptedEngine) -> No
     with pytest.raises(UsageError, match="server's model"):
         chat.set_model("org/other")
     assert (chat.session.model, len(engine.specs)) == before
+    for name in ("", "no such model"):  # whatever its name
+        with pytest.raises(UsageError, match="server's model"):
+            chat.check_model(name)
 
 
 def test_a_restart_stops_the_answer(chat: Conversation, engine: ScriptedEngine) -> None:

@@ -434,6 +434,14 @@ def test_a_dead_engine_and_a_model_that_fails_leave_a_way_out(store: SessionStor
     assert "no such weights; /restart tries again, /model NAME takes another model\n" in printed
 
 
+def test_a_servers_model_is_kept_without_a_question(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LineTerminal, "agreed", lambda *_: pytest.fail("asked"))
+    for name in ("smollm2-135m", "no-such-model"):
+        printed, chat = chatted(store, f"/model {name}", engine=ScriptedEngine(is_remote=True))
+        assert "a server's model stays" in printed
+        assert chat.conversation.session.model is None
+
+
 def test_a_message_is_answered_though_the_engine_died_before_it_was_typed(store: SessionStore) -> None:
     engine = ScriptedEngine()
 
