@@ -1,7 +1,7 @@
 """`headrace completion`: shell completion of commands, options, model names, files and other values.
 
-The shell runs headrace at every Tab, so this imports only the files that name the values, no mlx. Unreadable entries
-are left out; a Tab never shows an error.
+The shell runs headrace at every Tab, so no completion imports mlx. Unreadable entries are left out; a Tab never shows
+an error.
 
 The functions below are `shell_complete` of options and arguments in the commands' files.
 
@@ -113,10 +113,9 @@ def kv_names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> l
 
 def chip_names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete chips without spaces: `m4max`."""
-    from headrace.app.predict.chip_names import bare
-    from headrace.runtime.machine.chips import table
+    from headrace.runtime.machine.chips import table, without_vendor
 
-    names = {bare(chip.name).replace(" ", "").lower(): chip.name for chip in table()}
+    names = {without_vendor(chip.name).replace(" ", "").lower(): chip.name for chip in table()}
     typed = incomplete.replace(" ", "").lower()
     return [CompletionItem(short, help=name) for short, name in names.items() if short.startswith(typed)]
 

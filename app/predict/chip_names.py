@@ -12,9 +12,8 @@ from difflib import get_close_matches
 
 from headrace.app.predict.prediction import LARGE_MAC_SHARE, SMALL_MAC_GB, SMALL_MAC_SHARE, TargetMachine
 from headrace.runtime.errors import UsageError
-from headrace.runtime.machine.chips import Chip, table
+from headrace.runtime.machine.chips import Chip, table, without_vendor
 
-_VENDORS = re.compile(r"^(Apple|NVIDIA GeForce|NVIDIA|Tesla)\s+")  # of the table's "Apple M4 Max"
 _VENDOR_WORDS = {"apple", "nvidia", "geforce", "tesla"}
 # Examples of each pattern: "(40-core)" or "40 GPU cores"; "1100 GB/s, 40 TFLOP/s"; "2x M3 Ultra 256 GB".
 _CORES = re.compile(r"\(?\b(\d+)[- ]*(?:gpu[- ]*)?cores?\b\)?", re.IGNORECASE)
@@ -39,7 +38,7 @@ def chip_targets(text: str, memory_gb: int | None = None) -> list[TargetMachine]
     fitting = [chip for chip in rows if not (cores and chip.gpu_cores) or cores in chip.gpu_cores]
     if not fitting:
         sold = sorted({count for chip in rows for count in chip.gpu_cores})
-        raise UsageError(f"the {bare(name)} has {_any_of(map(str, sold))} GPU cores, not {cores}")
+        raise UsageError(f"the {without_vendor(name)} has {_any_of(map(str, sold))} GPU cores, not {cores}")
     sized = [chip for chip in fitting if memory_gb is None or _is_sold_with(chip, memory_gb)]
     return [_target(chip, cores, memory_gb) for chip in sorted(sized or fitting, key=lambda chip: chip.bandwidth)]
 
@@ -85,11 +84,6 @@ def usable_bytes(gigabytes: int, *, apple: bool) -> int:
     return int(gigabytes * 2**30 * share)
 
 
-def bare(name: str) -> str:
-    """Return a chip's name without its vendor."""
-    return _VENDORS.sub("", name)
-
-
 def _named(wanted: str, shown: str) -> str:
     """Return the one name of the table that `wanted` matches."""
     names = list(dict.fromkeys(chip.name for chip in table()))
@@ -102,9 +96,11 @@ def _named(wanted: str, shown: str) -> str:
     if partial and all(name.startswith(shortest) for name in partial):  # the others are variants of that one
         return shortest
     if partial:
-        raise UsageError(f"{shown!r} is ambiguous: {_any_of(map(bare, partial))}", f"give more of the name; {_LIST}")
+        raise UsageError(
+            f"{shown!r} is ambiguous: {_any_of(map(without_vendor, partial))}", f"give more of the name; {_LIST}"
+        )
     near = get_close_matches("".join(_words(wanted)), squashed.values(), n=3, cutoff=0.5)
-    close = [bare(name) for squash in near for name in names if squashed[name] == squash]
+    close = [without_vendor(name) for squash in near for name in names if squashed[name] == squash]
     hint = _LIST
     if close:
         hint = f"similar: {_any_of(close)}; {_LIST}"
@@ -126,7 +122,7 @@ def _target(chip: Chip, cores: int | None, memory_gb: int | None) -> TargetMachi
     usable = None
     if gigabytes is not None:
         usable = usable_bytes(gigabytes, apple=apple)
-    name = f"{bare(chip.name)}{_variant(chip, cores)}"
+    name = f"{without_vendor(chip.name)}{_variant(chip, cores)}"
     return TargetMachine(name, chip.bandwidth, usable, apple, flops=chip.with_cores(cores).fp16_flops)
 
 

@@ -16,7 +16,6 @@ from msgspec.structs import asdict
 
 from headrace.app.output.document import Document
 from headrace.app.predict.acceptance import DRAFT_LENGTHS, best_draft, break_even, tokens_per_step
-from headrace.app.predict.chip_names import bare
 from headrace.app.predict.fit_store import MeasuredFit
 from headrace.app.predict.measured import measured_speed
 from headrace.app.predict.prediction import (
@@ -32,7 +31,7 @@ from headrace.app.predict.prediction import (
 from headrace.app.predict.recommend import recommendations, uses_by_model
 from headrace.models.cost.step_shape import Operation, StepShape, total
 from headrace.models.registry.catalog import load_catalog
-from headrace.runtime.machine.chips import table
+from headrace.runtime.machine.chips import table, without_vendor
 from headrace.runtime.metrics.units import percent
 from headrace.runtime.ops.kv_format import FLOAT16
 
@@ -200,7 +199,7 @@ def known_chips() -> list[Document]:
     """Return the chip table with sources."""
     return [
         {
-            "name": bare(chip.name),
+            "name": without_vendor(chip.name),
             "gpu_cores": list(chip.gpu_cores),
             "memory_gb": list(chip.memory_gb),
             "max_memory_gb": chip.max_memory_gb,

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from headrace.app.predict.chip_names import bare
 from headrace.app.predict.prediction import TargetMachine
 from headrace.runtime.config.paths import ASSETS
 from headrace.runtime.config.typed import typed
 from headrace.runtime.machine import chips
+from headrace.runtime.machine.chips import without_vendor
 
 FILE = ASSETS / "measured.toml"
 _DECODE = "tg"  # tests that decode, as `headrace bench` names them
@@ -89,8 +89,8 @@ def measured_speed(model: str, target: TargetMachine, context: int) -> MeasuredS
 
 def _same_chip(speed: MeasuredSpeed, target: TargetMachine) -> bool:
     """Return whether the target is a variant of the speed's chip with the same bandwidth."""
-    name = bare(target.chip or target.name.partition(" (")[0])
-    return bare(speed.chip) == name and speed.bandwidth == target.bandwidth
+    name = without_vendor(target.chip or target.name.partition(" (")[0])
+    return without_vendor(speed.chip) == name and speed.bandwidth == target.bandwidth
 
 
 def _speed(machine: _MeasuredMachine, row: _MeasuredRow) -> MeasuredSpeed | None:

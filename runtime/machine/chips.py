@@ -17,6 +17,8 @@ from msgspec.structs import replace
 
 from headrace.runtime.config.paths import ASSETS
 
+_VENDORS = re.compile(r"^(Apple|NVIDIA GeForce|NVIDIA|Tesla)\s+")
+
 
 class Chip(Struct, frozen=True):
     """One row of the table: vendor figures of one variant of a chip.
@@ -64,6 +66,11 @@ def find(name: str, gpu_cores: int | None = None, memory_bytes: int | None = Non
     if any(chip.bandwidth != lowest.bandwidth for chip in fitting):
         return replace(lowest, note="variants of this chip differ: the lower figure was taken")
     return lowest
+
+
+def without_vendor(name: str) -> str:
+    """Return a chip's name without its vendor: "M4 Max" of "Apple M4 Max"."""
+    return _VENDORS.sub("", name)
 
 
 @lru_cache(maxsize=1)

@@ -4,6 +4,7 @@ import io
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -310,6 +311,23 @@ def test_values_are_completed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     for before in (["sessions", "show"], ["sessions", "rm"], ["run", "--resume"], ["chat", "--resume"]):
         assert completed(*before, "") == ["last", kept.id]
         assert completed(*before, kept.id[:4]) == [kept.id]
+
+
+def test_no_completion_imports_mlx() -> None:
+    script = """
+import inspect, sys
+from headrace.app.cli import completion
+
+def is_completer(value):
+    return inspect.isfunction(value) and list(inspect.signature(value).parameters)[-1:] == ["incomplete"]
+
+completers = dict(inspect.getmembers(completion, is_completer))
+for complete in completers.values():
+    complete(None, None, "")
+assert {"model_names", "session_ids", "chip_names"} <= set(completers)
+assert not {"mlx", "numpy", "textual"} & set(sys.modules), list(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_words_are_replaced_as_the_shell_splits_them() -> None:
