@@ -5,21 +5,23 @@ tests/parity/test_mlx_lm_families.py compares logits.
 """
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.models.architectures.config import MixerConfig
 from headrace.models.architectures.fields import Fields
 from headrace.runtime.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from headrace.runtime.ops import MixerSizes
+    from headrace.runtime.ops.mixers import MixerKind, MixerSizes
 
 
-def mixer_sizes(*sizes: Any, **more: Any) -> "MixerSizes":
+def mixer_sizes(
+    kind: "MixerKind", heads: int, *, key_heads: int, key_dim: int, value_dim: int, width: int
+) -> "MixerSizes":
     """Return `runtime.ops.MixerSizes`, without an import of MLX by the table of architectures."""
     from headrace.runtime.ops import MixerSizes
 
-    return MixerSizes(*sizes, **more)
+    return MixerSizes(kind, heads, key_heads=key_heads, key_dim=key_dim, value_dim=value_dim, width=width)
 
 
 def gated_delta(fields: Fields) -> MixerConfig:
@@ -84,7 +86,7 @@ def recurrent_layers(fields: Fields, count: int) -> list[bool]:
 
 
 def all_recurrent(_fields: Fields, count: int) -> list[bool]:
-    """Return that every layer has a mixer, as `Architecture.recurrent`."""
+    """Return True for every layer: `Architecture.recurrent` of models with recurrent state in all layers."""
     return [True] * count
 
 

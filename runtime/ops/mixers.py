@@ -11,6 +11,9 @@ from typing import Literal, NamedTuple
 import mlx.core as mx
 from msgspec import Struct
 
+MixerKind = Literal["delta", "kda", "ssm", "conv", "scan", "wkv", "shift"]
+"""Kinds of recurrent mixing, see `MixerSizes`."""
+
 
 class MixerSizes(Struct, frozen=True):
     """Sizes of a layer's recurrent mixing. C = convolved channels.
@@ -31,7 +34,7 @@ class MixerSizes(Struct, frozen=True):
         "shift"   x (E), with E = Dv, and C = E; its width is 2
     """
 
-    kind: Literal["delta", "kda", "ssm", "conv", "scan", "wkv", "shift"]
+    kind: MixerKind
     heads: int  # Hv
     key_heads: int  # Hk
     key_dim: int  # Dk
