@@ -129,8 +129,8 @@ def load_model(
     """Load the model in `directory` for at most `context` tokens (None: the model's maximum that fits in memory).
 
     Raises CheckpointError for broken files, UnsupportedModelError for unknown architectures and NotEnoughMemoryError
-    if weights and K/V do not fit (unless `force`). Raises UsageError for a context beyond the model's maximum, and for
-    unsupported K/V formats, widths of activations and divisions.
+    if weights and K/V do not fit (unless `force`). Raises UsageError for a context beyond the model's maximum (unless
+    `force`), and for unsupported K/V formats, widths of activations and divisions.
     rank: load this rank's part of the model.
     adapter: low-rank changes of the weights.
     progress: called while weights and tokenizer are read, if that takes long, and while "auto" activations are
@@ -284,10 +284,10 @@ def fitting_network(
     working = working_memory(shape)
     # The K/V format first, which "auto" chooses for `wanted` tokens; then the context, which may be shorter.
     sized_for = partial(sized_network, checkpoint, config, shape, rank)  # called with a K/V format
-    kv_format, sized = stored_network(sized_for, kv, wanted, working, rank)
+    kv_format, sized = choose_kv_format(sized_for, kv, wanted, working, rank)
     if force:
         return Fitted(sized, kv_format, wanted)
-    fitting = _fitting_context(sized.weights, sized.kv, working, wanted, asked=context is not None)
+    fitting = _context_that_fits(sized.weights, sized.kv, working, wanted, asked=context is not None)
     return Fitted(sized, kv_format, fitting)
 
 
@@ -388,7 +388,7 @@ def _decoder(checkpoint: Checkpoint, config: DecoderConfig, dtype: mx.Dtype, kv:
         return make_decoder(config, Parameters(checkpoint, kernels, dtype), kernels, dtype, kv)
 
 
-def stored_network(
+def choose_kv_format(
     sized: Callable[[KVFormat | None], Sized], kv: KVChoice, limit: int, working: int, rank: "Rank | None"
 ) -> tuple[KVFormat | None, Sized]:
     """Return the K/V format, for "auto" the best in which `limit` tokens fit on every rank, and its network.
@@ -397,38 +397,38 @@ def stored_network(
     """
     if kv != "auto":
         return kv, sized(kv)
-    chosen, fitting = _fitting_kv(sized, limit, working)
+    chosen, fitting = _best_fitting_format(sized, limit, working)
     common = chosen
-    if rank is not None:
+    if rank is not None:  # FORMATS go from the largest to the smallest: all ranks use the smallest that one needs
         common = FORMATS[rank.largest(FORMATS.index(chosen))]
     if common is not chosen:
         fitting = sized(common)
     return common, fitting
 
 
-def _fitting_kv(sized: Callable[[KVFormat], Sized], wanted: int, working: int) -> tuple[KVFormat, Sized]:
+def _best_fitting_format(sized: Callable[[KVFormat], Sized], wanted: int, working: int) -> tuple[KVFormat, Sized]:
     """Return the best format in which `wanted` tokens fit, or the smallest one, and its result of `sized`."""
     chosen = FORMATS[0]
     fitting = sized(FORMATS[0])
     for kind in FORMATS[1:]:
-        if _fitting_tokens(fitting.weights, fitting.kv, working, wanted, memory.budget()) >= wanted:
+        if _num_fitting_tokens(fitting.weights, fitting.kv, working, wanted, memory.budget()) >= wanted:
             break
         with suppress(UsageError):  # the network may not support this format
             chosen, fitting = kind, sized(kind)  # both or neither
     return chosen, fitting
 
 
-def _fitting_context(weights: int, kv: Sequence[LayerKV], working: int, limit: int, *, asked: bool) -> int:
+def _context_that_fits(weights: int, kv: Sequence[LayerKV], working: int, limit: int, *, asked: bool) -> int:
     """Return the context to run with: `limit`, reduced to the available memory if the user gave no context."""
     budget = memory.budget()
-    room = _fitting_tokens(weights, kv, working, limit, budget)
+    room = _num_fitting_tokens(weights, kv, working, limit, budget)
     if not asked:
         limit = min(limit, max(room, LEAST_CONTEXT))
     memory.check_fits(weights, held_bytes(kv, limit), working, budget, limit, fitting=room)
     return limit
 
 
-def _fitting_tokens(
+def _num_fitting_tokens(
     weights: int, kv: Sequence[LayerKV], working: int, limit: int, budget: memory.MemoryBudget | None
 ) -> int:
     """Return the number of tokens, at most `limit`, whose K/V fit next to the weights."""

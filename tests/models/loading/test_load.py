@@ -14,7 +14,7 @@ from headrace.models.cost import shape_sources
 from headrace.models.cost.costs import shape_to_run, working_memory
 from headrace.models.loading import decoder_choice, load
 from headrace.models.loading.decoder_choice import context_length, network_kind
-from headrace.models.loading.load import LEAST_CONTEXT, load_model, load_resolved, stored_network
+from headrace.models.loading.load import LEAST_CONTEXT, choose_kv_format, load_model, load_resolved
 from headrace.models.loading.recommended import generation_defaults
 from headrace.models.loading.sized import Sized
 from headrace.models.mlx_lm.network import MlxLmNetwork
@@ -267,8 +267,8 @@ def test_auto_is_one_format_on_every_rank() -> None:
 
     sized: Any = lambda kind: Sized(kind, 0, ())  # noqa: E731
     rank: Any = Smaller()
-    assert stored_network(sized, "auto", 64, 0, rank) == (Q8, Sized(Q8, 0, ()))
-    assert stored_network(sized, K8V4, 64, 0, rank)[0] is K8V4
+    assert choose_kv_format(sized, "auto", 64, 0, rank) == (Q8, Sized(Q8, 0, ()))
+    assert choose_kv_format(sized, K8V4, 64, 0, rank)[0] is K8V4
 
 
 def test_auto_is_unquantized_where_nothing_else_can_be(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
