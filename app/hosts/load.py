@@ -1,7 +1,7 @@
-"""Loading of a model for every command that answers: on this machine, or on several that share it.
+"""Loading of a model for commands that answer: on this machine, or on several that share it.
 
-Commands and the engine's process call `load_model`, `bench` the two halves. A new option of loading (`ModelSpec`) takes
-effect here.
+A new option of loading (`ModelSpec`) takes effect in `load_model`, as one of `LoadOptions`. `app.bench.measure.run` and
+`app.api` make theirs from other arguments; a test compares all three.
 
 Guard: tests/app/hosts/test_start.py.
 """

@@ -17,8 +17,12 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from headrace.app.config.load_options import HostsChoice
+from headrace.app import api
+from headrace.app.bench.measure.plan import Test
+from headrace.app.bench.measure.run import MeasureOptions, _load_options
+from headrace.app.config.load_options import HostsChoice, ModelSpec
 from headrace.app.hosts import examine as examination
+from headrace.app.hosts import load as hosts_load
 from headrace.app.hosts import processes, start
 from headrace.app.hosts.facts import model_digest, own_versions
 from headrace.app.hosts.hostfile import Host, Hosts
@@ -26,6 +30,8 @@ from headrace.app.hosts.load import load_on_hosts
 from headrace.app.hosts.probe import LinkSpeed, answer_probe, measure_link
 from headrace.app.hosts.split_choice import chosen_split, link_between, targets_of
 from headrace.app.hosts.start import Ranks, described_model
+from headrace.models.loading.load import LoadOptions
+from headrace.models.registry.progress import silent
 from headrace.models.registry.resolve import ResolvedModel, resolve
 from headrace.runtime.errors import EngineError, UsageError
 from headrace.runtime.ops import native
@@ -46,6 +52,23 @@ def environment(tmp_path: Path) -> Iterator[None]:
         yield
     if threads is not None:
         native.set_threads(threads)
+
+
+def test_every_option_of_loading_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By commands, by the Python API and by `bench`."""
+    passed: list[set[str]] = []
+
+    def load(_resolved: ResolvedModel, **options: Any) -> None:
+        passed.append(set(options))
+
+    for module in (hosts_load, api):
+        monkeypatch.setattr(module, "load_resolved", load)
+    monkeypatch.setattr(api, "Model", lambda _name, load: load())
+    path = write_chat_model(tmp_path / "model")
+    hosts_load.load_model(resolve(str(path)), ModelSpec(), silent)
+    api.load(path)
+    passed.append(set(_load_options(MeasureOptions([None], [Test(1, 1)]), "f16", silent)))
+    assert passed == [set(LoadOptions.__annotations__)] * 3
 
 
 def test_an_adapter_is_refused_before_any_rank_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
