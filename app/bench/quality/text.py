@@ -56,6 +56,7 @@ def passages(
     """
     ids = tokenizer.encode(text)
     opening = tokenizer.encode_prompt("")  # BOS, or nothing
+    # The greatest depth: one token of the text is fed before the targets, and the opening is in the context.
     longest = min(len(ids) - 1 + len(opening), room) - scored
     fitting = [depth for depth in depths if depth <= longest]
     if not fitting or (asked and len(fitting) < len(depths)):

@@ -42,6 +42,7 @@ class AgainScreen(ParallelScreen):
     AUTO_FOCUS = ""
     BINDINGS: ClassVar[list[BindingType]] = [
         *SCROLL_KEYS,
+        # `check_action` enables one of both.
         Binding("escape", "stop", "Stop all", key_display="Esc", priority=True),
         Binding("escape", "leave", "Take none", key_display="Esc", priority=True),
         Binding("enter", "take", "Take this one", key_display="Enter", priority=True),
@@ -72,6 +73,7 @@ class AgainScreen(ParallelScreen):
         yield KeyBar()
 
     def on_mount(self) -> None:
+        # Textual calls the `on_mount` of the base class, too.
         for pane in self.panes:
             pane.transcript.can_focus = False
 
