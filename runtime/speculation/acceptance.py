@@ -1,7 +1,7 @@
-"""Acceptance rates of draft tokens by match length: a running estimate with a prior.
+"""Acceptance rates of draft tokens: a running estimate with a prior.
 
-Each n-gram proposer has one. A prediction head has one for all sequences, by index in the draft, which `PassCostStore`
-keeps between processes. Rates decide only how many tokens are drafted, so a wrong one costs speed.
+N-gram proposers count by match length, networks (draft models and prediction heads) by index in the draft. Rates decide
+only how many tokens are drafted, so a wrong one costs speed.
 
 Guard: tests/runtime/speculation/test_ngram.py.
 """
@@ -25,8 +25,11 @@ MTP_PRIOR = (0.75, 0.65, 0.55, 0.5, 0.45)
 
 
 class Acceptance:
-    """Acceptance rate by match length, starting from `priors`; longer matches use the last one.
+    """Acceptance rate by index, starting from `priors`; larger indices use the last rate.
 
+    An index is the match length before an n-gram draft token, or the place of a network's token in the draft.
+
+    priors: rates at the beginning.
     stored: `rates` of an earlier run, which replace the priors.
     weight: draft tokens that a prior counts for.
     """
@@ -37,9 +40,9 @@ class Acceptance:
         self._accepted = [weight * prior for prior in priors]
         self._verified = [weight] * len(priors)
 
-    def record(self, length: int, accepted: bool) -> None:
-        """Count a verified draft token at this match length."""
-        index = min(length, len(self._verified) - 1)
+    def record(self, index: int, accepted: bool) -> None:
+        """Count a verified draft token with this index."""
+        index = min(index, len(self._verified) - 1)
         self._accepted[index] += accepted
         self._verified[index] += 1
         if self._verified[index] > _HALF_LIFE:  # halving both keeps the rate, and lets newer tokens count more
@@ -54,15 +57,15 @@ class Acceptance:
                 return index
         return min(len(output), len(draft_tokens))
 
-    def chance(self, length: int) -> float:
-        """Return the chance that a draft token at this match length is accepted."""
-        index = min(length, len(self._verified) - 1)
+    def chance(self, index: int) -> float:
+        """Return the chance that a draft token with this index is accepted."""
+        index = min(index, len(self._verified) - 1)
         return self._accepted[index] / self._verified[index]
 
     @property
     def rates(self) -> list[float]:
-        """All rates, by match length."""
-        return [self.chance(length) for length in range(len(self._verified))]
+        """All rates, by index."""
+        return [self.chance(index) for index in range(len(self._verified))]
 
     def relax(self) -> None:
         """Move all rates a little towards their priors: draft tokens that do not pay are tried again at some time."""
