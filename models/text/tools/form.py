@@ -48,29 +48,37 @@ class MarkupTokens:
 class ToolForm(ABC):
     """A family's tool calls.
 
+    To read and write calls:
+
     begins: texts that begin calls, anywhere in an answer.
-    rule_begin: the markup, as the model writes it, from which a call is constrained; "" for none.
     bare: an answer that begins with JSON may be a call without markup.
     head: text before a call's arguments, as a grammar writes it, with the tool's name as its group; None if they are
-        not JSON.
-    separator: the text between `rest` and the next `rule_begin`; None if an answer has one `rest`.
+        not JSON. In Hermes' form: `{"name": "get_weather", "arguments": `.
     names: the tools that a cut call may name; None: any.
-    parallel: a forced answer may have several calls.
     markup: the texts around the parts of calls; None if they are JSON objects alone.
-    end_of_text: the beginning of `rule_begin` that a text without calls has after it, too; "" for none.
-    end_of_answer: after `end_of_text` in an answer without calls.
-    text_head: between `rule_begin` and a text without calls, where that has the same beginning; "" for none.
+
+    For the grammar of answers (`grammar.call_rules`). Its calls are `rule_begin` and the rule `rest`, see `rules`.
+
+    rule_begin: the markup, as the model writes it, from which a call is constrained; "" for none. In Hermes' form:
+        `<tool_call>`.
+    parallel: an answer may have several calls.
+    separator: the text between `rest` and the next `rule_begin`; None if an answer has one `rest`.
+    end_of_text: the beginning of `rule_begin`, where an answer's text has it after it without calls, too; "" elsewhere.
+        In Kimi K3's form: `<|close|>response<|sep|>`. From `ThinkingForm`, as is `end_of_answer`.
+    end_of_answer: the text after `end_of_text` in an answer without calls: `<|close|>message<|sep|>`.
+    text_head: the text between `rule_begin` and a text without calls, where that has the same beginning; "" elsewhere.
+        In Harmony: `final<|message|>`.
     other_calls: rule of calls that do not begin with `rule_begin`; "" for none.
     """
 
     begins: Sequence[str] = ()
-    rule_begin: str = ""
     bare: bool = False
     head: re.Pattern[str] | None = None
-    separator: str | None = None
     names: Container[str] | None = None
-    parallel: bool = True
     markup: Markup | None = None
+    rule_begin: str = ""
+    parallel: bool = True
+    separator: str | None = None
     end_of_text: str = ""
     end_of_answer: str = ""
     text_head: str = ""
