@@ -68,28 +68,26 @@ def verify(given: VerifyArguments) -> int:
 
     settings = load_settings()
     hosts = given.load.hosts
-    here = None
     if hosts is not None and given.server:
         raise UsageError("--server compares programs on this machine", "leave out --hosts")
-    # Several machines are compared with this one alone, if the model fits here.
     resolved = resolved_model(chosen_model(given.model, settings), quiet=given.as_json)
+    # Without the settings' context, which may be shorter than the checks need.
     spec = replace(given.load.spec(settings), context=None, hosts=None)
-    load = partial(load_noted, resolved, spec)
+    load_here = partial(load_noted, resolved, spec)
     plan = VerifyPlan(given.tokens, given.sequences, given.seed)
-    loaded = None
-    if not given.server:
-        loaded = load_noted(resolved, replace(spec, hosts=hosts))
-    if hosts is not None:
-        try:
-            here = load()
-        except NotEnoughMemoryError as error:
-            say(f"not compared with this machine alone: {error}", err=True)
 
-    if loaded is None:  # --server: every interface runs in a process of its own
+    if given.server:  # every interface runs in a process of its own
         options = {"kv": spec.kv, "activations": spec.activations, "force": spec.force}
-        document = verify_interfaces(load, plan, resolved.path, options)
+        document = verify_interfaces(load_here, plan, resolved.path, options)
     else:
-        document = run_checks(loaded, plan, here)
+        loaded = load_noted(resolved, replace(spec, hosts=hosts))
+        alone = None
+        if hosts is not None:  # several machines are compared with this one alone, if the model fits here
+            try:
+                alone = load_here()
+            except NotEnoughMemoryError as error:
+                say(f"not compared with this machine alone: {error}", err=True)
+        document = run_checks(loaded, plan, alone)
     if given.as_json:
         print_json(document)
     else:
