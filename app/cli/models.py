@@ -468,12 +468,23 @@ class _StoredFigure(Struct):
     value: float
 
 
+class _StoredSpeed(Struct):
+    """bound: the speed is an upper bound."""
+
+    target: str
+    context: int
+    tokens_per_second: float
+    bound: bool
+
+
 class _Quality(Struct):
     """Figures of a quantized copy, as `headrace quantize` stores them."""
 
     kl: _StoredFigure
     top1_agreement: _StoredFigure  # share of positions, 0 to 1
     bits_per_weight: float
+    predicted: _StoredSpeed | None = None
+    measured_tokens_per_second: float | None = None
 
 
 class _Verified(Struct):
@@ -499,7 +510,16 @@ def _quality_rows(figures: object) -> list[tuple[str, str]]:
         return []
     top1 = percent(quality.top1_agreement.value, 1)
     text = f"{quality.kl.value:.4f} nats of KL from the given weights; most likely token equal in {top1}"
-    return [("Quality", text), ("Bits a weight", f"{quality.bits_per_weight:.3f}")]
+    rows = [("Quality", text), ("Bits a weight", f"{quality.bits_per_weight:.3f}")]
+    speed = quality.predicted
+    if speed is not None:
+        at_most = "at most " if speed.bound else ""
+        text = f"{at_most}{speed.tokens_per_second:.1f} tok/s on {speed.target} after {speed.context:,} tokens"
+        rows.append(("Predicted", text))
+    if quality.measured_tokens_per_second is not None:
+        text = f"{quality.measured_tokens_per_second:.1f} tok/s when it was quantized, at the beginning of a context"
+        rows.append(("Measured", text))
+    return rows
 
 
 def _tokens(count: int) -> str:

@@ -111,6 +111,8 @@ def test_the_store_has_the_result_and_its_figures(measured: Path) -> None:
     assert Store().get("tiny-4.5bit") is not None
     shown = CliRunner().invoke(models, ["show", "tiny-4.5bit"], catch_exceptions=False).output
     assert f"{found['kl']['value']:.4f} nats of KL" in shown
+    for speed in (found["predicted"]["tokens_per_second"], found["measured_tokens_per_second"]):
+        assert f"{speed:.1f} tok/s" in shown
     listed = CliRunner().invoke(models, ["list", "tiny-4.5bit"], catch_exceptions=False).output
     assert f"{found['bits_per_weight']:.2f} bits, mixed" in listed
     with pytest.raises(UsageError, match="installed already"):
