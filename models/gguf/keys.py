@@ -64,6 +64,7 @@ _STEP_RANK = Key("ssm.time_step_rank", maximum=HEADS)
 
 KEYS = {
     "intermediate_size": _INNER,
+    "dense_intermediate_size": _INNER,
     "intermediate_size_mlp": _INNER,
     "moe_shared_expert_intermediate_size": _SHARED,
     "prefix_dense_intermediate_size": _INNER,
@@ -78,6 +79,8 @@ KEYS = {
     "moe_num_shared_experts": _SHARED_EXPERTS,
     "n_shared_experts": Key("expert_shared_count", default=0, minimum=0, maximum=1 << 10, zero=None),
     "num_shared_experts": _SHARED_EXPERTS,
+    "routed_expert_hidden_size": Key("expert_latent_length", default=0, minimum=0, maximum=WIDTH, zero=None),
+    "moe_renormalize": _NORMALIZED,
     "norm_expert_weight": _NORMALIZED,
     "norm_topk_prob": _NORMALIZED,
     "route_norm": _NORMALIZED,
@@ -88,9 +91,12 @@ KEYS = {
     "n_group": Key("expert_group_count", default=0, minimum=0, zero=1),
     "topk_group": Key("expert_group_used_count", default=0, minimum=0, zero=1),
     # Attention
+    "index_block_size": Key("attention.indexer.block_size"),
     "index_head_dim": Key("attention.indexer.key_length", maximum=HEADS),
     "index_n_heads": Key("attention.indexer.head_count", maximum=HEADS),
+    "index_local_blocks": Key("attention.indexer.local_blocks", default=1, minimum=0),
     "index_topk": Key("attention.indexer.top_k"),
+    "index_topk_blocks": Key("attention.indexer.top_k"),
     "kv_lora_rank": Key("attention.kv_lora_rank", maximum=1 << 20),
     "q_lora_rank": Key("attention.q_lora_rank", default=0, minimum=0, maximum=1 << 20, zero=None),
     "rope_local_base_freq": Key("rope.freq_base_swa", "positive", default=10_000.0),
@@ -120,7 +126,10 @@ KEYS = {
     "gate_low_rank_dim": Key("attention.gate_lora_rank", maximum=HEADS),
     "v_low_rank_dim": Key("attention.value_residual_mix_lora_rank", maximum=HEADS),
     "full_attention_interval": Key("full_attention_interval", default=4),
+    "attn_res_block_size": Key("attn_res.block_size", default=0, minimum=0, zero=None),
     # Factors
+    "activation_situ_beta": Key("activation.situ_beta", "positive"),
+    "activation_situ_linear_beta": Key("activation.situ_linear_beta", "number", default=0.0, zero=None),
     "attention_multiplier": Key("attention.scale", "positive"),
     "embedding_multiplier": Key("embedding_scale", "positive", default=1.0),
     "residual_multiplier": Key("residual_scale", "positive", default=1.0),

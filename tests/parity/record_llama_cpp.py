@@ -7,7 +7,8 @@ needs llama-cpp-python and gguf, and rewrites `tests/models/gguf/llama_cpp.json`
 `tests/support/corpus.py` for each tokenizer, and of each tiny model some logits and three greedy answers. With the
 default model's file its token ids are recorded too; without, the ones already there are kept. `layered` rewrites
 `llama_cpp_layered.json` instead, for the files of `build_layered.py`. `only` adds the answers of these variants and
-tokenizers to what is there, and `adapters` those of models with an adapter.
+tokenizers to what is there, and `adapters` those of models with an adapter. `record_llama_cpp_server.py` records those
+variants that llama-cpp-python's last wheel does not know.
 """
 
 import json

@@ -28,6 +28,7 @@ ARCHITECTURES: dict[str, GGUFArchitecture] = {name: row for file in _FILES for n
 _BEST_SCORES = "its tokenizer chooses the tokens with the best sum of scores, which no tokenizer here does"
 _MISSING = {
     **dict.fromkeys(("plamo2", "plamo3"), _BEST_SCORES),
+    "deepseek4": "its compressed attention and hyper-connections have no row here; its safetensors run",
     "talkie": "its file states the factors of heads in another form than the class that runs its safetensors",
 }
 

@@ -1,10 +1,10 @@
-"""Gated delta networks: Qwen 3.5, its mixtures, Qwen3-Next, Kimi Linear, and Ling 3.
+"""Gated delta networks: Qwen 3.5, its mixtures, Qwen3-Next, Kimi Linear and K3, and Ling 3.
 
 llama.cpp's converter stores Qwen 3.5's value heads tiled, [G0 v0, G1 v0, ..., G0 v1, ...], and the class reads them
 grouped by key head. Qwen3-Next is converted to the class of Qwen 3.5's mixture, which has its projections apart.
 Kimi Linear has a decay for each channel, and attention over latents without positions in layers with K/V heads. Its
-files store -exp(A_log). Ling 3 has such layers with other projections, and gates at the output of attention; its files
-store exp(A_log).
+files store -exp(A_log). Those of K3 store the product of the two vectors that weigh a residual sum. Ling 3 has such
+layers with other projections, and gates at the output of attention; its files store exp(A_log).
 
 Fields of a row are explained in `gguf/architecture.py`. A wrong order of heads changes logits, which
 tests/models/gguf/test_layered.py compares with llama.cpp's.
@@ -24,6 +24,7 @@ from headrace.models.gguf.architecture import (
     GGUFArchitecture,
     TensorRule,
     TensorRules,
+    Vector,
 )
 from headrace.models.gguf.architectures.blocks import (
     LATENT_HEADS,
@@ -187,13 +188,18 @@ _QWEN35_MOE = replace(
 
 
 def _kimi(metadata: Metadata, _file: Contents, config: Config) -> Entries:
-    """Return the entries of Kimi Linear: sizes of latents, and the section of delta networks."""
+    """Return the entries of Kimi Linear. Raises UnsupportedModelError for one with latents of queries."""
+    if metadata.integer("{arch}.attention.q_lora_rank", 0):
+        raise UnsupportedModelError("this variant of GGUF architecture 'kimi-linear' is not supported")
+    return _kimi_entries(metadata, config)
+
+
+def _kimi_entries(metadata: Metadata, config: Config) -> Entries:
+    """Return sizes of latents, and the section of delta networks."""
     count = layers_of(metadata)
     query = metadata.integer("{arch}.attention.key_length_mla", minimum=1, maximum=HEADS)
     rotated = metadata.integer("{arch}.rope.dimension_count", minimum=2, maximum=HEADS)
     metadata.ignore("{arch}.attention.value_length")  # of an entry of K/V
-    if metadata.integer("{arch}.attention.q_lora_rank", 0):
-        raise UnsupportedModelError("this variant of GGUF architecture 'kimi-linear' is not supported")
     if rotated >= query:
         raise CheckpointError(f"the GGUF's heads of {query} have no part beside the {rotated} shared numbers")
     kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", count)
@@ -208,6 +214,40 @@ def _kimi(metadata: Metadata, _file: Contents, config: Config) -> Entries:
             "short_conv_kernel_size": metadata.integer("{arch}.ssm.conv_kernel", minimum=1, maximum=64),
         },
     }  # fmt: skip
+
+
+def _k3(metadata: Metadata, _file: Contents, config: Config) -> Entries:
+    """Return the entries of Kimi K3: those of Kimi Linear, with whole gates and a bound of the decay."""
+    entries = _kimi_entries(metadata, config)
+    section = {**entries["linear_attn_config"], "use_full_rank_gate": True}
+    if metadata.has("{arch}.kda.gate_lower_bound"):
+        section["gate_lower_bound"] = metadata.negative("{arch}.kda.gate_lower_bound")
+    return {**entries, "linear_attn_config": section}
+
+
+def _k3_kinds(config: Config) -> list[tuple[str, ...]]:
+    """Return the groups of each layer, as `_kimi_kinds`, with those of residual sums and of latent experts."""
+    more: tuple[str, ...] = ()
+    if config["attn_res_block_size"]:
+        more = ("residuals",)
+    queries = "q_lora" if config["q_lora_rank"] else "q"
+    return [(*kinds, *((queries,) if "attention" in kinds else ()), *more) for kinds in _kimi_kinds(config)]
+
+
+def _k3_sizes(config: Config) -> dict[str, int]:
+    """Return the sizes of a delta network, and the width of vectors that experts see."""
+    return {**_kimi_sizes(config), "routed": config["routed_expert_hidden_size"] or config["hidden_size"]}
+
+
+def _no_norms(_: Metadata, config: Config) -> dict[str, Vector]:
+    """Return norms of one, where files have the product of a norm and the projection after it."""
+    if not config["attn_res_block_size"]:
+        return {}
+    ones = np.ones(config["hidden_size"], np.float32)
+    layers = range(config["num_hidden_layers"])
+    at = "language_model.model"
+    names = [f"{at}.layers.{layer}.{part}_res_norm.weight" for layer in layers for part in ("self_attention", "mlp")]
+    return dict.fromkeys((*names, f"{at}.output_attn_res_norm.weight"), ones)
 
 
 _LAYERS = {"kda_layers": False, "full_attn_layers": True}  # list in the config -> whether its layers have K/V heads
@@ -310,8 +350,61 @@ _LING3 = GGUFArchitecture(
     scales_rope=True, sigmoid=True, kinds=_ling3_kinds, sizes=_ling3_sizes,
 )  # fmt: skip
 
+_KDA: dict[str, TensorRule] = {
+    **{f"attn_{name}": TensorRule(f"{_SELF}.{name}_proj", "heads*state hidden") for name in "qkv"},
+    **{f"ssm_conv1d_{name}": _taps(name) for name in "qkv"},
+    "ssm_f_a": TensorRule(f"{_SELF}.f_a_proj", "state hidden"),
+    "ssm_f_b": TensorRule(f"{_SELF}.f_b_proj", "heads*state state"),
+    "ssm_beta": TensorRule(f"{_SELF}.b_proj", "heads hidden"),
+    "ssm_dt.bias": TensorRule(_SELF, "heads*state", "dt_bias"),
+    "ssm_norm": TensorRule(f"{_SELF}.o_norm", "state"),
+    "attn_output": TensorRule(f"{_SELF}.o_proj", "hidden heads*state"),
+}
+_RESIDUAL = TensorRule("", "hidden", stored="1 hidden", plain=True)  # norm and projection in one
+_KIMI_KEYS = (
+    "kv_lora_rank", "intermediate_size", "num_shared_experts", "first_k_dense_replace", "routed_scaling_factor",
+)  # fmt: skip
+_K3 = GGUFArchitecture(
+    "KimiK3ForConditionalGeneration", "kimi_linear",
+    {
+        "norms": NORMS,
+        "delta": {
+            **_KDA, "ssm_g": TensorRule(f"{_SELF}.g_proj", "heads*state hidden"),
+            "ssm_a.": TensorRule(_SELF, "heads", "A_log", values="log_negative", plain=True),
+        },
+        "attention": {
+            **LATENTS, **LATENT_HEADS, "attn_gate": TensorRule(f"{_SELF}.g_proj", "heads*value hidden", optional=True),
+        },
+        "q": {"attn_q": TensorRule(f"{_SELF}.q_proj", "heads*query hidden")},
+        "q_lora": LATENT_QUERIES,
+        "residuals": {
+            "attn_res_score": replace(_RESIDUAL, module="self_attention_res_proj"),
+            "ffn_res_score": replace(_RESIDUAL, module="mlp_res_proj"),
+        },
+        "dense": mlp(),
+        "sparse": {
+            **{key: replace(part, shape=part.shape.replace("hidden", "routed")) for key, part in experts().items()},
+            "ffn_gate_inp": experts()["ffn_gate_inp"], **shared_expert(optional=True),
+            "exp_probs_b.bias": TensorRule("mlp", "experts", "e_score_correction_bias"),
+            "ffn_routed_down": TensorRule("mlp.routed_expert_down_proj", "routed hidden", optional=True),
+            "ffn_routed_up": TensorRule("mlp.routed_expert_up_proj", "hidden routed", optional=True),
+            "ffn_routed_norm": TensorRule("mlp.routed_expert_norm", "routed", optional=True),
+        },
+    },
+    {**tables(), "output_res_score": replace(_RESIDUAL, module="model.output_attn_res_proj", optional=True)},
+    keys=(
+        *_KIMI_KEYS, "q_lora_rank", "moe_renormalize", "activation_situ_beta", "activation_situ_linear_beta",
+        "attn_res_block_size", "routed_expert_hidden_size",
+    ),
+    experts=("num_experts", "num_experts_per_token", "moe_intermediate_size"), entries=_k3, head_counts=True,
+    by_tensor={"latent_moe_use_norm": "ffn_routed_norm.weight", "mla_use_output_gate": "attn_gate.weight"},
+    constants={"hidden_act": "situ", "mla_use_nope": True, "moe_layer_freq": 1}, untied=True, sigmoid=True,
+    wrapped="kimi_k3", kinds=_k3_kinds, sizes=_k3_sizes, made=_no_norms,
+)  # fmt: skip
+
 ROWS = {
     "bailingmoe3": _LING3,
+    "kimi-k3": _K3,
     "qwen35": _QWEN35,
     "qwen35moe": _QWEN35_MOE,
     "qwen3next": replace(
@@ -330,17 +423,11 @@ ROWS = {
         {
             "norms": NORMS,
             "delta": {
-                **{f"attn_{name}": TensorRule(f"{_SELF}.{name}_proj", "heads*state hidden") for name in "qkv"},
-                **{f"ssm_conv1d_{name}": _taps(name) for name in "qkv"},
-                **{f"ssm_{name}_a": TensorRule(f"{_SELF}.{name}_a_proj", "state hidden") for name in "fg"},
-                **{f"ssm_{name}_b": TensorRule(f"{_SELF}.{name}_b_proj", "heads*state state") for name in "fg"},
-                "ssm_beta": TensorRule(f"{_SELF}.b_proj", "heads hidden"),
+                **_KDA, "ssm_g_a": TensorRule(f"{_SELF}.g_a_proj", "state hidden"),
+                "ssm_g_b": TensorRule(f"{_SELF}.g_b_proj", "heads*state state"),
                 "ssm_a.": TensorRule(
                     _SELF, "1 1 heads 1", "A_log", values="log_negative", stored="1 1 heads 1", plain=True,
                 ),
-                "ssm_dt.bias": TensorRule(_SELF, "heads*state", "dt_bias"),
-                "ssm_norm": TensorRule(f"{_SELF}.o_norm", "state"),
-                "attn_output": TensorRule(f"{_SELF}.o_proj", "hidden heads*state"),
             },
             "attention": {"attn_q": TensorRule(f"{_SELF}.q_proj", "heads*query hidden"), **LATENTS, **LATENT_HEADS},
             "dense": mlp(),
@@ -350,10 +437,7 @@ ROWS = {
             },
         },
         tables(),
-        keys=(
-            "kv_lora_rank", "intermediate_size", "num_shared_experts", "first_k_dense_replace",
-            "routed_scaling_factor",
-        ),
+        keys=_KIMI_KEYS,
         experts=("num_experts", "num_experts_per_token", "moe_intermediate_size"), entries=_kimi, head_counts=True,
         constants={"mla_use_nope": True, "moe_renormalize": True, "moe_layer_freq": 1}, untied=True, sigmoid=True,
         kinds=_kimi_kinds, sizes=_kimi_sizes,

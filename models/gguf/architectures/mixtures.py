@@ -184,6 +184,35 @@ def _minimax(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     return {"rotary_dim": rotated_part(metadata, config["head_dim"])}
 
 
+# Keys of MiniMax M3's indexer
+_BLOCK_INDEXER = ("index_block_size", "index_head_dim", "index_local_blocks", "index_n_heads", "index_topk_blocks")
+
+
+def _minimax3(metadata: Metadata, file: Contents, config: Config) -> Entries:
+    """Return the width of MiniMax M3's shared experts, and its layers with experts and with an indexer."""
+    layers = range(config["num_hidden_layers"])
+    shared = metadata.integer("{arch}.expert_shared_count", minimum=1, maximum=1 << 10)
+    if not metadata.flag("{arch}.expert_weights_norm", False):
+        raise UnsupportedModelError("a MiniMax M3 without normalized weights of experts is not supported")
+    indexed = [f"blk.{layer}.indexer.q_proj.weight" in file.shapes for layer in layers]
+    indexer = {key: KEYS[key].read(metadata) for key in _BLOCK_INDEXER} if any(indexed) else {}
+    return {
+        "shared_intermediate_size": shared * config["intermediate_size"],
+        "moe_layer_freq": [int(f"blk.{layer}.ffn_gate_inp.weight" in file.shapes) for layer in layers],
+        "sparse_attention_freq": [int(each) for each in indexed], **indexer,
+    }  # fmt: skip
+
+
+def _minimax3_kinds(config: Config) -> list[tuple[str, ...]]:
+    """Return the groups of each layer."""
+    return [("layer", "sparse", *(("indexer",) if indexed else ())) for indexed in config["sparse_attention_freq"]]
+
+
+def _minimax3_sizes(config: Config) -> dict[str, int]:
+    """Return the width of dense layers; the class calls that of an expert `intermediate_size`."""
+    return {"inner": config["dense_intermediate_size"]}
+
+
 def _exaone(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     """Return for each layer whether it has experts."""
     dense = metadata.integer("{arch}.leading_dense_block_count", 0)
@@ -575,6 +604,27 @@ ROWS: dict[str, GGUFArchitecture] = {
         },
         tables(), keys=(), experts=_LOCAL, entries=_minimax, sigmoid=True,
         constants={"shared_intermediate_size": 0, "scoring_func": "sigmoid", "use_qk_norm": True},
+    ),
+    "minimax-m3": GGUFArchitecture(
+        "MiniMaxM3SparseForConditionalGeneration", "minimax_m3",
+        {
+            "layer": {**NORMS, **attention(), **head_norms()},
+            "dense": mlp(),
+            "sparse": {
+                **experts(f"{_SPARSE}.gate", f"{_SPARSE}.switch_mlp"), **shared_expert(f"{_SPARSE}.shared_experts"),
+                "exp_probs_b.bias": TensorRule(_SPARSE, "experts", "e_score_correction_bias"),
+            },
+            "indexer": {
+                "indexer.q_proj.weight": TensorRule("self_attn.index_q_proj", "index_heads*index hidden"),
+                "indexer.k_proj.weight": TensorRule("self_attn.index_k_proj", "index hidden"),
+                "indexer.q_norm.weight": TensorRule("self_attn.index_q_norm", "index"),
+                "indexer.k_norm.weight": TensorRule("self_attn.index_k_norm", "index"),
+            },
+        },
+        tables(), keys=("dense_intermediate_size", "routed_scaling_factor"), experts=_LOCAL, entries=_minimax3,
+        # The converter has added 1 to the weights of norms.
+        constants={"use_qk_norm": True, "use_gemma_norm": False}, sigmoid=True, rotates_part=True,
+        wrapped="minimax_m3_vl", kinds=_minimax3_kinds, sizes=_minimax3_sizes,
     ),
     "ernie4_5-moe": _ERNIE,
     # The class of Ling 1 has Q, K and V in one matrix; that of ERNIE computes the same.

@@ -206,6 +206,20 @@ _KDA: Shapes = {
     **{f"ssm_{name}_b.weight": (4 * 32, 32) for name in "fg"}, **_norms("ssm_norm", size=32),
     "attn_output.weight": (HIDDEN, 4 * 32),
 }  # fmt: skip
+_RESIDUALS = _norms("attn_res_score", "ffn_res_score")
+_KDA3: Shapes = {
+    **{name: shape for name, shape in _KDA.items() if not name.startswith("ssm_g_")}, "ssm_a": (4,),
+    "ssm_g.weight": (4 * 32, HIDDEN), **_RESIDUALS,
+}  # fmt: skip
+_MLA3: Shapes = {
+    **_MLA, "attn_q_b.weight": (4 * 32, 24), "attn_kv_a_mqa.weight": (32 + 16, HIDDEN),
+    "attn_gate.weight": (4 * 16, HIDDEN), **_RESIDUALS,
+}  # fmt: skip
+_LATENT_EXPERTS: Shapes = {
+    **_experts(shared=32), "ffn_gate_exps.weight": (4, 32, 32), "ffn_up_exps.weight": (4, 32, 32),
+    "ffn_down_exps.weight": (4, 32, 32), "ffn_routed_down.weight": (32, HIDDEN),
+    "ffn_routed_up.weight": (HIDDEN, 32), **_norms("ffn_routed_norm", size=32),
+}  # fmt: skip
 _LING3: Shapes = {
     **{name: shape for name, shape in _KDA.items() if not name.startswith(("ssm_f_", "ssm_g_"))},
     **{f"ssm_{name}_a.weight": (4 * 32, HIDDEN) for name in "fg"}, "ssm_a": (4, 1),
@@ -470,6 +484,35 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
             "attention.head_count_kv": 4, "attention.key_length": 24, "attention.value_length": 16,
         },
         _layers({**_MLA_LITE, **_mlp()}, *({**_MLA_LITE, **_experts(shared=64)},) * 26),
+    ),
+    "kimi-k3": (  # two blocks of residual sums, experts with a width of their own
+        "kimi-k3",
+        {
+            **_MLA_KEYS, "attention.head_count_kv": [0, 1, 0, 1], "kda.head_dim": 32, "kda.gate_lower_bound": -5.0,
+            "ssm.conv_kernel": 4, "expert_latent_length": 32, "attn_res.block_size": 2, "activation.situ_beta": 1.5,
+            "activation.situ_linear_beta": 2.0, "attention.key_length": 48, "attention.key_length_mla": 32,
+            "rope.dimension_count": 16,
+        },
+        _layers(
+            {**_KDA3, **_mlp()}, *({**layer, **_SCORES, **_LATENT_EXPERTS} for layer in (_MLA3, _KDA3, _MLA3)),
+            output_res_score__weight=(HIDDEN,),
+        ),
+    ),
+    "minimax-m3": (  # a dense layer first; the others attend to three blocks of four
+        "minimax-m3",
+        {
+            **_ATTENTION_KEYS, **_ROUTED_KEYS, "rope.dimension_count": 8, "attention.indexer.head_count": 2,
+            "attention.indexer.key_length": 16, "attention.indexer.top_k": 3, "attention.indexer.block_size": 4,
+            "attention.indexer.local_blocks": 1,
+        },
+        _layers(
+            {**_LFM_NORMS, **_attention(), **_head_norms(), **_mlp()},
+            *({
+                **_LFM_NORMS, **_attention(), **_head_norms(), **_experts(shared=32), **_SCORES,
+                "indexer.q_proj.weight": (2 * 16, HIDDEN), "indexer.k_proj.weight": (16, HIDDEN),
+                **_norms("indexer.q_norm", "indexer.k_norm", size=16),
+            },) * 2,
+        ),
     ),
     "minimax-m2": (
         "minimax-m2",
