@@ -229,4 +229,11 @@ ROWS = (
     Architecture("qwen2_5_vl_text", layers_of="qwen2", nested_defaults=_VL25),
     Architecture("qwen2_vl", nests=True),
     Architecture("qwen2_vl_text", layers_of="qwen2"),
+    # Omni models: the text part of the thinker, which `checkpoint.normalize` takes out of its section
+    Architecture("qwen3_omni_moe", nests=True),
+    Architecture("qwen3_omni_moe_thinker", nests=True),
+    Architecture("qwen3_omni_moe_text", layers_of="qwen3_moe", nested_defaults={"norm_topk_prob": True}),
+    Architecture("qwen2_5_omni", nests=True),
+    Architecture("qwen2_5_omni_thinker", nests=True),
+    Architecture("qwen2_5_omni_text", layers_of="qwen2"),
 )  # fmt: skip

@@ -33,7 +33,7 @@ def normalized(config: Mapping[str, object], tensors: Collection[str] = ()) -> d
     """
     if is_deep(config, _MOST_LEVELS):
         raise CheckpointError("config.json is nested too deeply")
-    result = {key: _plain_floats(value) for key, value in config.items()}
+    result = _unnested({key: _plain_floats(value) for key, value in config.items()})
     check_types(result)
     text = result.get("text_config")
     if isinstance(text, dict):
@@ -45,6 +45,14 @@ def normalized(config: Mapping[str, object], tensors: Collection[str] = ()) -> d
             if key in text:
                 result.setdefault(key, text[key])
     return _wrapped(_tied(_section(result), tensors))
+
+
+def _unnested(config: dict[str, object]) -> dict[str, object]:
+    """Return an omni model's config with the text part of its thinker, which reads and writes text, as its own."""
+    thinker = config.get("thinker_config")
+    if not isinstance(thinker, dict) or "text_config" in config or "text_config" not in thinker:
+        return config
+    return {**config, "text_config": thinker["text_config"]}
 
 
 def _wrapped(config: dict[str, object]) -> dict[str, object]:

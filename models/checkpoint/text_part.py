@@ -23,6 +23,7 @@ BODIES = (
     "language_model.model.",
     "model.language_model.",
     "model.text_model.",
+    "thinker.model.",
     "model.",
     "backbone.",
     "transformer.",
@@ -30,7 +31,7 @@ BODIES = (
 )
 # Names of the embedding table below the prefix of the layers, by which that prefix is recognized
 _TABLES = ("embed_tokens", "embeddings", "word_embeddings", "wte", "embed_in", "tok_embeddings", "token_embeddings")
-_HEADS = ("language_model.lm_head.", "lm_head.", "output.", "embed_out.")
+_HEADS = ("language_model.lm_head.", "thinker.lm_head.", "lm_head.", "output.", "embed_out.")
 _DRAFTS = ("mtp.", "model.mtp_layers.")  # prefixes of layers that draft tokens
 # Keys of the outer config that the text part inherits.
 _OUTER = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization", "vocab_size")
@@ -84,7 +85,7 @@ def text_part(checkpoint: Checkpoint) -> TextCheckpoint:
         if ours is not None and is_unread is not None and is_unread(ours, config):
             continue
         if ours is None:
-            ignored[name.removeprefix("model.").partition(".")[0]] += info.nbytes
+            ignored[name.removeprefix("model.").removeprefix("thinker.").partition(".")[0]] += info.nbytes
         else:
             stored[headrace_name(ours, config)] = name
     tensors = {name: checkpoint.tensors[old] for name, old in stored.items()}

@@ -101,6 +101,29 @@ def test_text_parts_that_mlx_lm_lacks_give_the_logits_of_a_text_only_model(
     assert greedy(whole, KERNELS[0]) == greedy(alone, KERNELS[0])
 
 
+@pytest.mark.parametrize(("family", "variant"), [("qwen3_omni_moe", "qwen3-moe"), ("qwen2_5_omni", "qwen2")])
+def test_the_thinker_of_an_omni_model_gives_the_logits_of_a_text_only_model(
+    tmp_path: Path, family: str, variant: str
+) -> None:
+    """Its config and its tensors are a level deeper; the talker, which speaks, is not loaded."""
+    alone = write_model(tmp_path / "alone", variant)
+    text = json.loads((alone / "config.json").read_text())
+    arrays = mx.load(str(alone / "model.safetensors"))
+    assert isinstance(arrays, dict)
+    renamed = {f"thinker.{name}": array for name, array in arrays.items()}
+    others = ("thinker.visual.patch.weight", "thinker.audio_tower.conv1.weight", "talker.model.norm.weight")
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    mx.save_safetensors(str(whole / "model.safetensors"), {**renamed, **{name: mx.zeros((3, 32)) for name in others}})
+    thinker = {"model_type": f"{family}_thinker", "text_config": {**text, "model_type": f"{family}_text"}}
+    outer = {"model_type": family, "thinker_config": thinker, "talker_config": {"model_type": f"{family}_talker"}}
+    (whole / "config.json").write_text(json.dumps(outer))
+    part = text_part(open_checkpoint(whole))
+    assert part.ignored.keys() == {"visual", "audio_tower", "talker"}
+    assert network_kind(open_checkpoint(whole)) == "headrace"
+    assert greedy(whole, KERNELS[0]) == greedy(alone, KERNELS[0])
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("style", STYLES)
 def test_quantized_parts_are_found_under_their_stored_names(tmp_path: Path, style: str) -> None:
