@@ -28,6 +28,7 @@ from headrace.app.chat.commands import (
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.session_branch import new_session
 from headrace.app.chat.turn import Turn
+from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.events import LoadProgress, Ready, Repeats, SlowFirstPass, one_line
 from headrace.app.line_chat.terminal import PROMPT, LineTerminal
 from headrace.app.output.plain_output import PlainOutput
@@ -39,11 +40,6 @@ from headrace.runtime.metrics.telemetry import Summary
 
 _POLL_S = 0.05  # between two polls: text appears within that time
 
-# Next steps by the engine's state, after a failure.
-_WAYS_OUT = {
-    "failed": "/restart tries again, /model NAME takes another model",
-    "dead": "the next message starts it again",
-}
 # Lines after a choice about a full context.
 _CHOSEN = {"summarise": "(summarising the oldest turns)", "new": "a new session"}
 _HELP_END = """\
@@ -240,7 +236,7 @@ class LineChat:
         conversation = self.conversation
         notice = conversation.notice
         if (failure := conversation.failure) is not None:
-            notice = f"{failure}; {_WAYS_OUT[conversation.engine.state]}"
+            notice = f"{failure}; {_way_out(conversation.engine)}"
         if notice != self._notice:
             self._say(notice)
         self._notice = notice
@@ -274,6 +270,8 @@ class LineChat:
             loaded = "no model is loaded"
             if (card := self.conversation.engine.card) is not None:
                 loaded = card.name
+            if self.conversation.engine.is_remote:
+                return loaded
             return f"{loaded}; /model NAME takes another one"
         self.conversation.check_model(argument)
         plan = download_plan(argument)
@@ -338,6 +336,15 @@ def _resolve(resolve: Callable[[str], None], choice: str) -> str:
     """Carry out a choice about an open question, and return the line to show."""
     resolve(choice)
     return _CHOSEN.get(choice, "")
+
+
+def _way_out(engine: ChatEngine) -> str:
+    """Return the next step after a failure of the engine."""
+    if engine.state == "dead":
+        return "the next message starts it again"
+    if engine.is_remote:  # a server's model stays
+        return "/restart tries again"
+    return "/restart tries again, /model NAME takes another model"
 
 
 def _figures(metrics: Summary | None, reason: str | None) -> str:

@@ -76,6 +76,20 @@ def test_a_failed_download_shows_its_whole_error_and_hint(play, size: tuple[int,
     play(scenario, ScriptedEngine(load_failure=OFFLINE), size=size, ready=False)
 
 
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+def test_no_other_model_is_offered_for_a_server_that_fails(play, size: tuple[int, int]) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.until(lambda: "could not be loaded" in it.text())
+        assert "F8" in it.text()
+        assert "picks" not in it.text()
+        it.state.conversation.store.add(it.state.conversation.session.id, None, "user", "hi")
+        it.state.open_session(it.state.store.session(it.state.conversation.session.id))
+        await it.until(lambda: "no answer. F8 tries again." in it.text())
+        assert "picks" not in it.text()
+
+    play(scenario, ScriptedEngine(is_remote=True, load_failure="no answer"), size=size, ready=False)
+
+
 def test_a_notice_too_long_for_its_lines_ends_in_an_ellipsis(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("hello")

@@ -206,7 +206,7 @@ def state(metrics: LiveMetrics, width: int) -> Content:
     if metrics.phase == "dead":
         return Content.styled("✗ the engine process is gone; F8 starts another", "bold $text-error").truncate(width)
     if metrics.phase == "failed":
-        text = "✗ no model is loaded; F8 tries again, F5 picks a model"
+        text = "✗ no model is loaded; F8 tries again"
         return Content.styled(text, "bold $text-error").truncate(width)
     mark = "◌"
     style = "bold $text-accent"

@@ -50,7 +50,9 @@ def notice_of(conversation: Conversation, download: DownloadProgress, awaited: s
             return "", True
         way_out = "The next message or F8 starts it again"
         if state == "failed":
-            way_out = "F8 tries again, F5 picks a model"
+            way_out = "F8 tries again"
+            if not conversation.engine.is_remote:  # a server's model stays
+                way_out += ", F5 picks a model"
         return f"✗ {failure}. {way_out}.", True
     if state == "loading" and download.active and conversation.messages:
         return f"downloading {conversation.session.model or 'the default model'}: {download.summary()}", False

@@ -153,16 +153,17 @@ class DownloadProgress:
         return lines
 
 
-def failure_lines(name: str, why: str) -> list[Content]:
-    """Return the lines for a model that could not be loaded."""
+def failure_lines(name: str, why: str, *, is_remote: bool = False) -> list[Content]:
+    """Return the lines for a model that could not be loaded; is_remote: a server's, which stays."""
     lines = [
         Content.assemble(("✗ ", "$text-error"), (f"{sanitise(name)} could not be loaded", "bold $text-error")),
         Content(sanitise(why)),
         Content(""),
     ]
-    ways = (
-        ("F8", "tries again"),
-        ("F5", "picks another; installed ones need no network"),
-        ("Ctrl+Q", "quits; `headrace -m FILE.gguf` needs no hub"),
-    )
+    ways = [("F8", "tries again")]
+    if is_remote:
+        ways.append(("Ctrl+Q", "quits"))
+    else:
+        ways.append(("F5", "picks another; installed ones need no network"))
+        ways.append(("Ctrl+Q", "quits; `headrace -m FILE.gguf` needs no hub"))
     return lines + [Content.assemble((f"{key:>6}", "bold $text-accent"), (f" {text}", "$quiet")) for key, text in ways]

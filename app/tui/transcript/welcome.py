@@ -28,7 +28,7 @@ def welcome_lines(
     default = "the server's model" if engine.is_remote else "the default model"
     name = session.model or default
     if engine.state == "failed":
-        return [], failure_lines(name, problem or "")
+        return [], failure_lines(name, problem or "", is_remote=engine.is_remote)
     if engine.state == "loading" and download.active:
         return [], download.lines(name)
 

@@ -440,6 +440,10 @@ def test_a_servers_model_is_kept_without_a_question(store: SessionStore, monkeyp
         printed, chat = chatted(store, f"/model {name}", engine=ScriptedEngine(is_remote=True))
         assert "a server's model stays" in printed
         assert chat.conversation.session.model is None
+    engine = ScriptedEngine(is_remote=True, load_failure="no answer")
+    printed, _ = chatted(store, "/model", engine=engine)
+    assert "no answer; /restart tries again\n" in printed
+    assert "/model NAME" not in printed
 
 
 def test_a_message_is_answered_though_the_engine_died_before_it_was_typed(store: SessionStore) -> None:
