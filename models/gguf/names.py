@@ -1,7 +1,7 @@
 """Targets of a GGUF's tensors from the row of its architecture: names, shapes and layout in the network.
 
 Sizes of axes are products of named sizes, `heads*head`: those of `_SIZES`, and those of
-`GGUFArchitecture.sizes`. A layer has the tensors of several groups of its row: "layer", the group of its kind in
+`GGUFArchitecture.sizes`. A layer has the tensors of several groups of its row: "layer", the group of its type in
 `layer_types`, and "sparse" or in its place "dense".
 
 Guards: tests/faults/test_gguf.py and tests/models/gguf/test_convert.py.
@@ -80,9 +80,9 @@ class _Names:
         """Yield the targets of all tensors. Raises CheckpointError for a missing tensor."""
         row = self._row
         prefix = "language_model." if row.wrapped else ""
-        yield from self._of_parts(row.tables, "", prefix)
-        for number, parts in enumerate(self._layers()):
-            yield from self._layer(parts, number, f"{prefix}{row.layer.format(number)}.")
+        yield from self._targets_of(row.tables, "", prefix)
+        for number, rules in enumerate(self._layers()):
+            yield from self._layer(rules, number, f"{prefix}{row.layer.format(number)}.")
         yield from self._draft_layer()
 
     def _draft_layer(self) -> Iterator[Target]:
@@ -91,60 +91,65 @@ class _Names:
         drafts = self._row.drafts
         if drafts is None or not all(f"blk.{count}.{key}" in self._present for key in drafts.parts):
             return
-        at = drafts.at.format(count)
-        types = [*self._config.get("layer_types", [""] * count), "full_attention"]
-        kinds = self._kinds({**self._config, "num_hidden_layers": count + 1, "layer_types": types})[-1]
-        yield from self._layer(self._joined(kinds, count), count, at + drafts.layer)
-        yield from self._of_parts(drafts.parts, f"blk.{count}.", at)
+        # Groups are read from whole configs: from one that has this layer, too.
+        layer_types = [*self._config.get("layer_types", [""] * count), "full_attention"]
+        longer = {**self._config, "num_hidden_layers": count + 1, "layer_types": layer_types}
+        groups = self._groups(longer)[-1]
+        module_prefix = drafts.at.format(count)
+        yield from self._layer(self._rules_of(groups, count), count, module_prefix + drafts.layer)
+        yield from self._targets_of(drafts.parts, f"blk.{count}.", module_prefix)
 
     def _layers(self) -> list[TensorRules]:
         """Return the tensors of each layer."""
         if self._row.layers is not None:
             return self._row.layers(self._config)
-        return [self._joined(kinds, number) for number, kinds in enumerate(self._kinds(self._config))]
+        return [self._rules_of(groups, number) for number, groups in enumerate(self._groups(self._config))]
 
-    def _joined(self, kinds: tuple[str, ...], number: int) -> TensorRules:
+    def _rules_of(self, groups: tuple[str, ...], number: int) -> TensorRules:
         """Return the tensors of a layer with these groups."""
-        parts: dict[str, TensorRule] = {}
-        for kind in kinds:
-            parts |= self._row.groups[self._group(kind, number)]
-        return parts
+        rules: dict[str, TensorRule] = {}
+        for group in groups:
+            rules |= self._row.groups[self._present_group(group, number)]
+        return rules
 
-    def _layer(self, parts: TensorRules, number: int, at: str) -> Iterator[Target]:
-        """Return the targets of a layer, with the biases that the config states. at: prefix of modules."""
+    def _layer(self, rules: TensorRules, number: int, module_prefix: str) -> Iterator[Target]:
+        """Return the targets of a layer, with the biases that the config states."""
         biased: dict[str, TensorRule] = {}
-        for key, part in parts.items():
-            biased[key] = part
-            if part.leaf == "weight" and part.module in self._biased:
-                biased[f"{key}.bias"] = part.bias
-        return self._of_parts(biased, f"blk.{number}.", at)
+        for key, rule in rules.items():
+            biased[key] = rule
+            if rule.leaf == "weight" and rule.module in self._biased:
+                biased[f"{key}.bias"] = rule.bias
+        return self._targets_of(biased, f"blk.{number}.", module_prefix)
 
-    def _of_parts(self, parts: TensorRules, block: str, at: str) -> Iterator[Target]:
-        """Yield the targets of parts. block: prefix of the file's tensors. at: prefix of modules."""
-        made = {named(key): self._target(part, block + named(part.source or key), at) for key, part in parts.items()}
-        optional = {made[named(key)].source for key, part in parts.items() if part.optional}
-        for target in unfused(made, self._present):
+    def _targets_of(self, rules: TensorRules, block: str, module_prefix: str) -> Iterator[Target]:
+        """Yield the targets of tensors. block: prefix of their names in the file."""
+        by_name = {
+            named(key): self._target(rule, block + named(rule.source or key), module_prefix)
+            for key, rule in rules.items()
+        }
+        optional = {by_name[named(key)].source for key, rule in rules.items() if rule.optional}
+        for target in unfused(by_name, self._present):
             missing = [source for source in target.sources if source not in self._present]
             if missing and target.source not in optional:
                 raise CheckpointError(f"tensor {missing[0]} is missing")
             if not missing:
                 yield target
 
-    def _target(self, part: TensorRule, source: str, at: str) -> Target:
-        """Return the target of the tensor `source`. at: prefix of its module."""
+    def _target(self, rule: TensorRule, source: str, module_prefix: str) -> Target:
+        """Return the target of the tensor `source`."""
         block = source.rpartition(".")[0].rpartition(".")[0]
         return Target(
             source=source,
-            module=(at + part.module).removesuffix("."),
-            leaf=part.leaf,
-            shape=shape_of(part.shape, self._sizes),
-            rows=self._order(part.rows),
-            columns=self._order(part.columns),
-            values=part.values,
-            stored=shape_of(part.stored, self._sizes) if part.stored else None,
-            plain=part.plain,
-            below=f"{block}.{named(part.below)}" if part.below else "",
-            index=part.index,
+            module=(module_prefix + rule.module).removesuffix("."),
+            leaf=rule.leaf,
+            shape=shape_of(rule.shape, self._sizes),
+            rows=self._order(rule.rows),
+            columns=self._order(rule.columns),
+            values=rule.values,
+            stored=shape_of(rule.stored, self._sizes) if rule.stored else None,
+            plain=rule.plain,
+            below=f"{block}.{named(rule.below)}" if rule.below else "",
+            index=rule.index,
         )
 
     def _order(self, order_of: OrderOf | None) -> Order | None:
@@ -155,19 +160,23 @@ class _Names:
             self._orders[order_of] = order_of(self._config)
         return self._orders[order_of]
 
-    def _kinds(self, config: Config) -> list[tuple[str, ...]]:
+    def _groups(self, config: Config) -> list[tuple[str, ...]]:
         """Return the groups of each layer."""
         if self._row.kinds is not None:
             return self._row.kinds(config)
         groups = self._row.groups
         types = config.get("layer_types") or config.get("layers_block_type") or [""] * config["num_hidden_layers"]
-        return [tuple(group for group in ("layer", kind, "sparse") if group in groups) for kind in types]
+        return [tuple(group for group in ("layer", layer_type, "sparse") if group in groups) for layer_type in types]
 
-    def _group(self, kind: str, number: int) -> str:
-        """Return the group that a layer has of a kind: another one, if it lacks the tensor that tells them apart."""
-        usual = _BY_ROUTER if kind == "sparse" and "dense" in self._row.groups else ("", kind)
-        key, other = self._row.otherwise.get(kind, usual)
-        return kind if f"blk.{number}.{named(key)}" in self._present else other
+    def _present_group(self, group: str, number: int) -> str:
+        """Return the group; the other one in its place, if the layer lacks the tensor that tells them apart."""
+        tensor_and_other = self._row.otherwise.get(group)
+        if tensor_and_other is None and group == "sparse" and "dense" in self._row.groups:
+            tensor_and_other = _BY_ROUTER
+        if tensor_and_other is None:
+            return group
+        key, other = tensor_and_other
+        return group if f"blk.{number}.{named(key)}" in self._present else other
 
 
 def named(key: str) -> str:
