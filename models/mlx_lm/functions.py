@@ -1,7 +1,8 @@
 """Functions that mlx-lm's classes call, on our CPU kernels: attention, rotation, activations, RMSNorm.
 
 Classes import them by name, so a model's modules get subclasses whose methods see ours. Other models in the process
-keep mlx-lm's. Calls that the kernels do not support (padding masks, quantized caches) go to mlx-lm's functions.
+keep mlx-lm's. Attention over a quantized cache goes to mlx-lm's function. Other calls that the kernels do not support
+go to MLX's operations: here, or in `Ops`.
 
 `kernels.exchange` calls `bind`. `network` sets the phase before each pass. A new function is a method here with the
 original's parameters, and an entry of `_replacements`.
@@ -137,10 +138,12 @@ def _module(stock: ModuleType, **replaced: object) -> ModuleType:
 
 def _bound_class(stock: type, ours: dict[int, object], namespaces: dict[str, Names]) -> type:
     """Return a subclass whose methods see `ours`; the class itself if it has no methods of mlx-lm's model files."""
-    members: Names = {}  # functions of the newest base that defines each name
-    for base in reversed(stock.__mro__):
+    members: Names = {}
+    for base in reversed(stock.__mro__):  # a subclass comes after its bases, and its members replace theirs
         for name, member in vars(base).items():
+            # First, since a subclass may replace a function of the model files by one from elsewhere, which stays.
             members.pop(name, None)
+            # The modules exist already, so `__init__` is not called.
             if isinstance(member, FunctionType) and _of_models(member) and name != "__init__":
                 members[name] = _with_globals(member, _namespace(member, ours, namespaces))
     if not members:
