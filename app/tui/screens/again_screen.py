@@ -78,7 +78,7 @@ class AgainScreen(ParallelScreen):
             pane.transcript.can_focus = False
 
     @property
-    def busy(self) -> object:
+    def keys_state(self) -> object:
         return self.candidates.growing
 
     @property

@@ -103,7 +103,7 @@ class CompareScreen(ParallelScreen):
         return self.query_one(Prompt)
 
     @property
-    def busy(self) -> object:
+    def keys_state(self) -> object:
         return self.comparison.running
 
     # -- drawing ---------------------------------------------------------------------------------------------------

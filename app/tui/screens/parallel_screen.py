@@ -56,7 +56,7 @@ class FigureLines(Lines):
         self._state: tuple[str, str] = ("", "")
         self._figures = _NO_FIGURES
         self._other: tuple[str, TurnFigures] | None = None
-        self._fill: tuple[int, int | None] = (0, None)  # tokens of the context, and their limit
+        self._context_fill: tuple[int, int | None] = (0, None)  # its tokens, and their limit
 
     def set_figures(
         self,
@@ -75,11 +75,12 @@ class FigureLines(Lines):
         self._state = state
         self._figures = figures
         self._other = other
-        self._fill = context
+        self._context_fill = context
         self.show(self.metrics)
 
     def change_key(self, metrics: LiveMetrics) -> object:  # noqa: ARG002
-        return self._state, self._figures, self._other, self._fill  # the values of `set_figures`, not the metrics
+        # The values of `set_figures`, not the metrics
+        return self._state, self._figures, self._other, self._context_fill
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
         figures = self._figures
@@ -90,9 +91,10 @@ class FigureLines(Lines):
             compared = rate
         named = " token" if figures.completion_tokens == 1 else " tokens"
         output = Content.assemble(f"{figures.completion_tokens:,}", (named, "$quiet"))
-        if (stats := totals_of(metrics.answer.records)).proposed:
+        stats = totals_of(metrics.answer.records)
+        if stats.proposed:
             output = output.append(Content.assemble(f" {stats.tokens / stats.steps:.2f}", ("/step", "$quiet")))
-        tokens, limit = self._fill
+        tokens, limit = self._context_fill
         context = Content.assemble(("context ", "$quiet"), f"{tokens:,}")
         if limit:
             context = context.append(Content.styled(f" / {limit:,}", "$quiet"))
@@ -128,20 +130,20 @@ class AnswerPane(Vertical):
     """A pane; `sync` brings it up to date."""
 
     def __init__(
-        self, side: ParallelAnswer, first: int, known: LiveMetrics, title: Callable[[ParallelAnswer], str]
+        self, side: ParallelAnswer, first: int, chat_metrics: LiveMetrics, title: Callable[[ParallelAnswer], str]
     ) -> None:
         """Make the pane of an answer.
 
         side: the answer.
         first: index of the first message to show.
-        known: the chat's metrics, for facts about the machine.
+        chat_metrics: the chat's, for facts about the machine and its load.
         title: returns the title of an answer's pane.
         """
         super().__init__(id=f"side-{side.name.lower()}")
         self.side = side
         self.metrics = LiveMetrics()
         self._first = first
-        self._known = known
+        self._chat_metrics = chat_metrics
         self._title = title
         self._card: object = None  # the one that the metrics have
         self._shown_title = ""
@@ -164,9 +166,9 @@ class AnswerPane(Vertical):
         if self.side.phase == "waiting":
             return _NO_FIGURES
         # The load is sampled for the chat's metrics alone.
-        return replace(self.metrics.so_far, busy=self._known.contention is not None)
+        return replace(self.metrics.so_far, busy=self._chat_metrics.contention is not None)
 
-    def _forget_earlier(self) -> None:
+    def _drop_earlier_figures(self) -> None:
         """Drop the figures of an earlier answer while this one waits."""
         live = self.metrics
         if self.side.phase in ("queued", "loading", "waiting") and (live.answer.records or live.answer.prefill_total):
@@ -189,7 +191,7 @@ class AnswerPane(Vertical):
     def sync(self, other: "AnswerPane | None" = None) -> None:
         """Draw all changes. other: the pane to compare with."""
         self._take_card()
-        self._forget_earlier()
+        self._drop_earlier_figures()
         side = self.side
         messages = list(side.messages[self._first :])
         self._shown = side.messages[-1] if side.messages else None
@@ -209,7 +211,8 @@ class AnswerPane(Vertical):
         self.query_one(FigureLines).set_figures(
             self._state_text(), self.figures, compared, (side.branch.context_tokens, limit)
         )
-        if (title := self._title(side)) != self._shown_title:
+        title = self._title(side)
+        if title != self._shown_title:
             self._shown_title = title
             self.border_title = Content(sanitise(title))
 
@@ -217,7 +220,7 @@ class AnswerPane(Vertical):
         """Pass a newly loaded model on to the metrics."""
         if self.side.card is not None and self.side.card is not self._card:
             self._card = self.side.card
-            self.metrics.use_model(self.side.card, self._known.machine)
+            self.metrics.use_model(self.side.card, self._chat_metrics.machine)
 
     def _state_text(self) -> tuple[str, str]:
         """Return the answer's state as text and style."""
@@ -230,7 +233,8 @@ class AnswerPane(Vertical):
             return f"◌ {stage} {percent(metrics.load_share)}".rstrip(), "$text-accent"
         if side.phase in ("waiting", "prefill"):
             answer = metrics.answer
-            if (slow := metrics.first_pass) is not None:
+            slow = metrics.first_pass
+            if slow is not None:
                 return f"◌ {first_pass_text(slow.seconds)}", "$text-accent"
             if not answer.prefill_total:
                 return "◌ prefill", "$text-accent"
@@ -253,8 +257,8 @@ class AnswerPane(Vertical):
 class ParallelScreen(SingleDismissal, Screen[Draft]):
     """A head, one pane per answer, and a notice; the app polls the answers.
 
-    Subclasses compose the widgets, arrange the panes, and define `head`, `busy` and `sync_panes`. They may override
-    `scrolled` and `typed`. The screen is dismissed with the text of `typed`.
+    Subclasses compose the widgets, arrange the panes, and define `head`, `keys_state` and `sync_panes`. They may
+    override `scrolled` and `typed`. The screen is dismissed with the text of `typed`.
     """
 
     def __init__(self, state: ChatState, answers: "ParallelAnswers", panes: Sequence[AnswerPane]) -> None:
@@ -263,7 +267,7 @@ class ParallelScreen(SingleDismissal, Screen[Draft]):
         self.state = state
         self.answers = answers
         self.panes = list(panes)
-        self._busy: object = None  # `busy` at the latest drawing
+        self._drawn_keys_state: object = None  # `keys_state` at the latest drawing
         self._shown_notice = "", 0  # the notice, and the width it was wrapped for
 
     def on_mount(self) -> None:
@@ -277,7 +281,7 @@ class ParallelScreen(SingleDismissal, Screen[Draft]):
         raise NotImplementedError
 
     @property
-    def busy(self) -> object:
+    def keys_state(self) -> object:
         """State that the available keys depend on."""
         raise NotImplementedError
 
@@ -305,8 +309,8 @@ class ParallelScreen(SingleDismissal, Screen[Draft]):
         if not self.is_mounted or not self.query(Notice):  # before the widgets are there, or after they are gone
             return
         self.sync_panes()
-        if self.busy != self._busy:
-            self._busy = self.busy
+        if self.keys_state != self._drawn_keys_state:
+            self._drawn_keys_state = self.keys_state
             self.refresh_bindings()
         width = max(4, self.size.width - 2)
         head = self.query_one("#parallel-head", Static)
