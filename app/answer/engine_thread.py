@@ -274,17 +274,20 @@ class EngineThread:
 
     def _serve(self) -> None:
         while not self._is_stopping:
-            is_busy = self._is_busy()
-            self._take_submitted(wait=not is_busy)
-            if is_busy:
+            self._state = _ThreadState.SERVING
+            self._close_lost_answers()
+            is_due = self._is_step_due()
+            self._take_submitted(wait=not is_due)
+            if is_due:
                 self._step()
 
-    def _is_busy(self) -> bool:
-        """Return whether a step has something to do that somebody waits for."""
-        self._state = _ThreadState.SERVING
+    def _close_lost_answers(self) -> None:
         for opened in self._open.values():
             if opened.is_lost and not opened.is_closed:
                 opened.close()
+
+    def _is_step_due(self) -> bool:
+        """Return whether a step has something to do that somebody waits for. Sets PAUSED if nobody waits."""
         if not self._open or any(opened.is_wanted for opened in self._open.values()):
             return self._loaded.has_work
         # Every open answer waits for its reader. From here on, readers wake this thread; one that read just before did
