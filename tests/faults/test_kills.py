@@ -89,7 +89,7 @@ def kill_engines(folder: Path, model: Path, kills: int, seed: int = 0) -> tuple[
 
 
 def endless_chat(client: EngineClient, store: SessionStore) -> Conversation:
-    session = store.create(sampling={"temperature": 1.0, "max_tokens": 1_000_000, "logit_bias": [f"{IM_END}=-100"]})
+    session = store.create(sampling={"temperature": 1.0, "max_tokens": 1_000_000, "logit_bias": {str(IM_END): -100}})
     return Conversation(client, store, session)
 
 

@@ -68,7 +68,7 @@ def test_a_download_that_is_stopped_is_over(index: PackageIndex, leave: str) -> 
 def test_a_stalled_terminal_leaves_no_process(tmp_path: Path, number: signal.Signals | None) -> None:
     model = write_chat_model(tmp_path / "model", context=1_000_000)
     store = SessionStore(tmp_path / "data" / "sessions.db")
-    sampling = {"temperature": 1.0, "max_tokens": 1_000_000, "logit_bias": [f"{IM_END}=-100"]}
+    sampling = {"temperature": 1.0, "max_tokens": 1_000_000, "logit_bias": {str(IM_END): -100}}
     session = store.create(model=str(model), sampling=sampling)
     chat = Chat(tmp_path, "--resume", session.id)
     try:

@@ -25,7 +25,7 @@ from tests.support.tiny_chat import IM_END, write_chat_model
 
 KILLS = 4
 LANES, LIVES = 2, 10  # at a time; of one session
-SAMPLING = {"temperature": 1.0, "logit_bias": [f"{IM_END}=-100"]}  # every answer as long as it may be
+SAMPLING = {"temperature": 1.0, "logit_bias": {str(IM_END): -100}}  # every answer as long as it may be
 SHORT, LONG = 1000, 1_000_000  # tokens: some are whole between two polls, some are killed before they are
 
 

@@ -73,7 +73,7 @@ class Soak:
         self._store.close()
 
     def _talk(self) -> None:
-        sampling = {"temperature": 1.0, "max_tokens": 60, "logit_bias": [f"{IM_END}=-100"]}
+        sampling = {"temperature": 1.0, "max_tokens": 60, "logit_bias": {str(IM_END): -100}}
         chat = Conversation(self._client, self._store, self._store.create(sampling=sampling))
         for number in range(_TURNS):
             chat.send(f"turn {number} " + "why " * self.choose.randrange(40))

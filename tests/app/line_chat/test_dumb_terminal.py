@@ -12,7 +12,7 @@ from tests.support.terminal import spawn_headrace
 from tests.support.tiny_chat import write_chat_model
 
 PROMPT = "\r\n> "
-LETTERS = [f"{ord(letter) - 33}=100" for letter in "abcdefghijklmnopqrstuvwxyz"]  # endless words
+LETTERS = {str(ord(letter) - 33): 100 for letter in "abcdefghijklmnopqrstuvwxyz"}  # endless words
 _REDRAWN_PROMPT = "[\r\n]> $"  # after a progress line that was cleared, too
 _FIGURES = r"\(\d[\d,]* tokens[^)]*\)"
 Start = Callable[..., "pexpect.spawn[str]"]

@@ -24,7 +24,7 @@ from headrace.runtime.ops.kv_format import Q4, Q8
 from headrace.runtime.speculation.proposer import Speculation
 from tests.support.kernels import FAST
 from tests.support.steady import SteadyPace
-from tests.support.tiny import load_decoder, write_model
+from tests.support.tiny import HEAD_DIM, load_decoder, write_model
 
 LIMIT = 512
 ROOM = 5 / 2  # sequences of LIMIT entries
@@ -63,7 +63,8 @@ def networks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decoder]:
     shape = {"num_hidden_layers": 6, "num_key_value_heads": 4, "max_position_embeddings": LIMIT}
     model = write_model(tmp_path_factory.mktemp("guard") / "model", "llama", changes=shape)
     stock = load_decoder(model, reference)
-    return {"buffers": stock, "q8": stock.with_kv(Q8), "q4": stock.with_kv(Q4), "fast": load_decoder(model, FAST)}
+    q8, q4 = (stock.with_kv(reference.packed_format(kv, HEAD_DIM)) for kv in (Q8, Q4))
+    return {"buffers": stock, "q8": q8, "q4": q4, "fast": load_decoder(model, FAST)}
 
 
 @pytest.mark.sampled
