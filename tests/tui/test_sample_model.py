@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from headrace.app.engine.events import Event
 from headrace.app.predict.uses import Recommendation
 from headrace.app.tui.screens.dialogs import Choose
+from headrace.runtime.errors import UsageError
 from tests.app.scripted_engine import CARD, Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
@@ -71,6 +72,30 @@ def test_enter_on_an_empty_line_fetches_the_recommended_model_after_a_question(p
         assert it.engine.state == "ready"
         engine.arrived = True
         await it.until(lambda: it.engine.specs[-1].name == "qwen3.5-4b")
+
+    engine = SlowFetch(card_to_load=replace(SAMPLE, recommended=RECOMMENDED))
+    play(scenario, engine)
+
+
+def test_a_refused_model_leaves_the_awaited_one_to_be_loaded(play, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: str) -> None:
+        raise UsageError("not this one")
+
+    async def scenario(it: Driver) -> None:
+        await it.idle()
+        await it.press("enter", "y")
+        await it.until(lambda: it.state.awaited == "qwen3.5-4b")
+        with monkeypatch.context() as patch:
+            patch.setattr(it.state.conversation, "set_model", refuse)
+            assert not it.state.attempt(lambda: it.state.use_model("another"))
+        assert it.state.awaited == "qwen3.5-4b"
+        engine.arrived = True
+        await it.until(lambda: it.engine.specs[-1].name == "qwen3.5-4b")
+        assert it.state.awaited is None
+        monkeypatch.setattr(it.state.conversation, "set_model", refuse)
+        it.state.fetched = "another"
+        it.state.use_fetched()
+        assert it.state.fetched is None
 
     engine = SlowFetch(card_to_load=replace(SAMPLE, recommended=RECOMMENDED))
     play(scenario, engine)

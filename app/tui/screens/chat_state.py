@@ -203,8 +203,8 @@ class ChatState:
 
     def use_model(self, name: str) -> None:
         """Load a model for the next answer on. Raises HeadraceError."""
-        self._forget_awaited()
         self.conversation.set_model(name)
+        self._forget_awaited()  # not before: a refusal leaves the download's model to be loaded
         self.metrics.loading(f"loading {name}", None)
 
     def fetch_and_use(self, name: str) -> None:
@@ -221,6 +221,7 @@ class ChatState:
         """Load the awaited model once it is there and no answer is being written."""
         name = self.fetched
         if name is not None and self.conversation.phase == "idle":
+            self.fetched = None  # a model that is refused is not tried again
             self.attempt(lambda: self.use_model(name))
 
     def handle_pull(self, event: PullEvent) -> None:
