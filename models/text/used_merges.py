@@ -15,18 +15,20 @@ import numpy as np
 import numpy.typing as npt
 
 Integers = npt.NDArray[np.int64]
+Small = npt.NDArray[np.int32]  # ids, ranks and places: half the memory
 Flags = npt.NDArray[np.bool_]
 
 ID_BITS = 21  # of a token's id, and of a rank by score: three fit a number
-_LONGEST = 64  # characters: the work for a token is quadratic in its length, and those in use have up to 20
+_LONGEST = 24  # characters: the work for a token is quadratic in its length, and those in use have up to 20
+_MAX_CHARACTERS = 1 << 21  # of all tokens: beyond any vocabulary in use, a choice would cost more than it saves
 
 
 class Merges(NamedTuple):
     """Ids of two tokens and of the token that they become, for each merge, the best one first."""
 
-    left: Integers
-    right: Integers
-    made: Integers
+    left: Small
+    right: Small
+    made: Small
 
 
 class Tokens(NamedTuple):
@@ -38,10 +40,13 @@ class Tokens(NamedTuple):
 
 
 def used_merges(merges: Merges, tokens: Tokens) -> Flags:
-    """Return which merges texts can use. Others may be among them, of tokens that no text becomes or that are long."""
+    """Return which merges texts can use.
+
+    Others may be among them: those of tokens that no text becomes, of long tokens, and all of an enormous vocabulary.
+    """
     num_merges = len(merges.made)
-    if not num_merges:
-        return np.ones(0, bool)
+    if not num_merges or len(tokens.codes) > _MAX_CHARACTERS:
+        return np.ones(num_merges, bool)
     num_splits = np.bincount(merges.made, minlength=int(tokens.ids.max()) + 1)
     is_examined = np.zeros(len(num_splits), bool)
     is_examined[tokens.ids[tokens.lengths <= _LONGEST]] = True
@@ -53,10 +58,10 @@ def used_merges(merges: Merges, tokens: Tokens) -> Flags:
     examined = is_examined[tokens.ids]
     lengths = tokens.lengths[examined]
     is_character = np.repeat(tokens.lengths == 1, tokens.lengths)
-    id_of = np.full(int(tokens.codes.max()) + 1, -1)
+    id_of = np.full(int(tokens.codes.max()) + 1, -1, np.int32)
     id_of[tokens.codes[is_character]] = tokens.ids[tokens.lengths == 1]
     parts = id_of[tokens.codes[np.repeat(examined, tokens.lengths)]]
-    text_of = np.repeat(np.arange(len(lengths)), lengths)
+    text_of = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
     ranks = _Ranks(merges)
     rank = ranks.at(parts, text_of, np.arange(len(parts)))
 
@@ -92,11 +97,11 @@ class _Ranks:
         num_bits = 2 + self._none.bit_length()
         self._shift = np.uint64(64 - num_bits)
         self._factor = np.uint64(secrets.randbits(64) | 1)  # nobody can choose tokens that meet in few slots
-        self._slots = np.full(1 << num_bits, self._none)
-        self._keys = np.append(merges.left << ID_BITS | merges.right, -1)  # and that of no merge
+        self._slots = np.full(1 << num_bits, self._none, np.int32)
+        self._keys = np.append(_key(merges.left, merges.right), -1)  # and that of no merge
 
         # Those that find their slot taken try the next one.
-        waiting = np.arange(self._none)
+        waiting = np.arange(self._none, dtype=np.int32)
         slots = self._slots_of(self._keys[:-1])
         while len(waiting):
             is_free = self._slots[slots] == self._none
@@ -105,15 +110,15 @@ class _Ranks:
             waiting = waiting[is_out]
             slots = (slots[is_out] + 1) % len(self._slots)
 
-    def at(self, parts: Integers, text_of: Integers, positions: Integers) -> Integers:
+    def at(self, parts: Small, text_of: Small, positions: Integers) -> Small:
         """Return the ranks of the merges of the parts at `positions` with the next ones in their texts.
 
         Where there is none, the rank is the number of merges.
         """
-        ranks = np.full(len(positions), self._none)
+        ranks = np.full(len(positions), self._none, np.int32)
         following = np.minimum(positions + 1, len(parts) - 1)
         waiting = np.flatnonzero((text_of[following] == text_of[positions]) & (following > positions))
-        keys = parts[positions[waiting]] << ID_BITS | parts[following[waiting]]
+        keys = _key(parts[positions[waiting]], parts[following[waiting]])
         slots = self._slots_of(keys)
         while len(waiting):
             found = self._slots[slots]
@@ -128,3 +133,8 @@ class _Ranks:
     def _slots_of(self, keys: Integers) -> Integers:
         """Return the slots in which keys are looked for first."""
         return (keys.astype(np.uint64) * self._factor >> self._shift).astype(np.int64)
+
+
+def _key(left: Small, right: Small) -> Integers:
+    """Return a number for each pair of tokens."""
+    return left.astype(np.int64) << ID_BITS | right

@@ -14,7 +14,7 @@ from msgspec import Struct
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
 
-from headrace.models.text.used_merges import ID_BITS, Merges, Tokens, used_merges
+from headrace.models.text.used_merges import ID_BITS, Merges, Small, Tokens, used_merges
 from headrace.runtime.errors import CheckpointError
 
 # Kinds of tokens.
@@ -28,8 +28,10 @@ SPECIAL = (CONTROL, UNKNOWN)  # kinds that match on request only
 SPACE_MARK = "\u2581"  # SentencePiece's space
 _UNMERGED = (CONTROL, UNKNOWN, USER_DEFINED, UNUSED, BYTE)  # kinds that merges neither make nor take
 _CODE_BITS = 21  # of a character
-# The limit for all tokens together. Each character needs 100 bytes; Gemma's tokens have 1.4 million
+# The limit for all tokens together. Each character needs up to 60 bytes, or 150 where merges are chosen. Gemma's tokens
+# have 1.4 million.
 _MAX_CHARACTERS = 1 << 23
+_PAIRS_AT_ONCE = 1 << 16  # whose ids are Python numbers at the same time, which take 40 bytes each
 
 Places = npt.NDArray[np.int64]
 """Positions in a text, or in an array."""
@@ -119,19 +121,30 @@ def merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> Iterator
     beginning[ends - 1] = -1  # the whole token: nothing is left for the right part
     ending = _tokens_along(codes, ends - 1, lengths, step=-1)
     cuts = np.flatnonzero((beginning[:-1] >= 0) & (ending[1:] >= 0))
-    left = ids[beginning[cuts]]
-    right = ids[ending[cuts + 1]]
-    made = np.repeat(ids, lengths)[cuts]
+    left = ids[beginning[cuts]].astype(np.int32)
+    right = ids[ending[cuts + 1]].astype(np.int32)
+    made = np.repeat(np.arange(len(ids), dtype=np.int32), lengths)[cuts]  # places in `ids`
+    del beginning, ending, cuts  # tens of megabytes for a large vocabulary
 
     # One number for each merge, which sorts faster than three: rank by score, left, right.
     rank = np.unique(-np.asarray(scores, np.float64)[ids], return_inverse=True)[1]
-    keys = np.repeat(rank, lengths)[cuts] << 2 * ID_BITS | left << ID_BITS | right
+    keys = rank[made] << 2 * ID_BITS
+    keys |= left.astype(np.int64) << ID_BITS
+    keys |= right
     order = np.argsort(keys)
-    merges = Merges(left[order], right[order], made[order])
+    del keys
+    merges = Merges(left[order], right[order], ids.astype(np.int32)[made[order]])
     used = used_merges(merges, Tokens(ids, lengths, codes))
-    left_ids = merges.left[used].tolist()
-    right_ids = merges.right[used].tolist()
-    return zip(map(tokens.__getitem__, left_ids), map(tokens.__getitem__, right_ids), strict=True)
+    return _pairs(tokens, merges.left[used], merges.right[used])
+
+
+def _pairs(tokens: list[str], left: Small, right: Small) -> Iterator[tuple[str, str]]:
+    """Yield the texts of pairs of tokens. left, right: their ids."""
+    for begin in range(0, len(left), _PAIRS_AT_ONCE):
+        part = slice(begin, begin + _PAIRS_AT_ONCE)
+        left_texts = map(tokens.__getitem__, left[part].tolist())
+        right_texts = map(tokens.__getitem__, right[part].tolist())
+        yield from zip(left_texts, right_texts, strict=True)
 
 
 def _tokens_along(codes: Places, first: Places, lengths: Places, *, step: int) -> Places:

@@ -1,5 +1,8 @@
 """Merges of a vocabulary with scores."""
 
+import itertools
+import tracemalloc
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -64,6 +67,27 @@ def test_a_long_token_keeps_all_its_merges(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(used_merges, "_LONGEST", 2)
     vocabulary = Vocabulary(["a", "aa", "aaa", "aaaa"], [NORMAL] * 4)
     assert list(merges_by_score(vocabulary, [0.0] * 4)) == _plain_loop(vocabulary, [0.0] * 4)
+
+
+def test_a_large_vocabulary_keeps_all_merges(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocabulary = Vocabulary(["a", "aa", "aaa", "aaaa"], [NORMAL] * 4)
+    monkeypatch.setattr(used_merges, "_MAX_CHARACTERS", 10)
+    assert list(merges_by_score(vocabulary, [0.0] * 4)) != _plain_loop(vocabulary, [0.0] * 4)
+    monkeypatch.setattr(used_merges, "_MAX_CHARACTERS", 9)
+    assert list(merges_by_score(vocabulary, [0.0] * 4)) == _plain_loop(vocabulary, [0.0] * 4)
+
+
+def test_merges_take_few_bytes_for_each_character() -> None:
+    tokens = ["".join(letters) for size in range(1, 13) for letters in itertools.product("ab", repeat=size)]
+    characters = sum(map(len, tokens))
+    vocabulary = Vocabulary(tokens, [NORMAL] * len(tokens))
+    tracemalloc.start()
+    try:
+        merges_by_score(vocabulary, range(0, -len(tokens), -1))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 160 * characters
 
 
 def test_an_enormous_vocabulary_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
