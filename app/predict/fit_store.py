@@ -1,9 +1,9 @@
 """Step-cost fits of recent benchmarks on this machine, for predictions; one file in the cache folder.
 
-Other load only slows steps down, so predictions use the fastest recent fit, and one from a busy or throttled machine
-only if there is no other. A fit is refused if it beats the measured peak, has too few depths or one that is off the
-line, or comes from rounds that disagree. Fits are kept per machine and kernels. `app.bench.measure.run` calls
-`remember`, `targets.py` here `remembered`.
+- Predictions use the fastest recent fit (`best_fit`): other load only slows steps down.
+- A fit from a busy or throttled machine counts only if there is no other.
+- Fits that cannot be right are refused (`refusal`).
+- Fits are stored per machine and kernels.
 
 Guard: tests/app/predict/test_fit_store.py.
 """
@@ -26,8 +26,8 @@ from headrace.runtime.machine.peaks import cached_peak
 from headrace.runtime.metrics.units import percent
 
 MIN_POINTS = 3  # any line fits two points
-NOISE = 0.05  # largest deviation of a point from the line, as a fraction
-KEPT = 8  # runs: outlasts a busy hour, follows changes of the machine
+MAX_DEVIATION = 0.05  # of a point from the line, and of rounds from their mean, as a fraction
+MAX_FITS = 8  # per machine and kernels: outlasts a busy hour, follows changes of the machine
 
 
 class MeasuredFit(Struct, frozen=True):
@@ -52,10 +52,10 @@ class MeasuredFit(Struct, frozen=True):
         return self.points >= MIN_POINTS and 0 <= self.fixed_s < math.inf and all(0 < size < math.inf for size in sizes)
 
 
-def refusal(step_cost: StepCostFit, peak_gb_s: float | None, unsure: float | None) -> str | None:
+def refusal(step_cost: StepCostFit, peak_gb_s: float | None, max_half_width: float | None) -> str | None:
     """Return the reason to refuse a benchmark's fit; None for a good one.
 
-    unsure: largest half width of a test's interval over its mean; None after a single round.
+    max_half_width: largest half width of a test's interval over its mean; None after a single round.
     """
     num_points = len(step_cost.points)
     if num_points < MIN_POINTS:
@@ -63,25 +63,25 @@ def refusal(step_cost: StepCostFit, peak_gb_s: float | None, unsure: float | Non
     rate = step_cost.effective_bandwidth_gb_s
     if peak_gb_s is not None and rate > peak_gb_s:
         return f"its {rate:.1f} GB/s exceed the measured peak of {peak_gb_s:.1f}"
-    if step_cost.largest_residual > NOISE:
+    if step_cost.largest_residual > MAX_DEVIATION:
         return f"a point is {percent(step_cost.largest_residual)} off the line"
-    if unsure is None:
+    if max_half_width is None:
         return "one round shows no spread; measure more, such as -r 3"
-    if unsure > NOISE:
-        return f"its rounds disagree by {percent(unsure)}"
+    if max_half_width > MAX_DEVIATION:
+        return f"its rounds disagree by {percent(max_half_width)}"
     return None
 
 
-def remember(
-    host: Machine, step_cost: StepCostFit, *, unsure: float | None, created: str, command: str, quiet: bool
+def store_fit(
+    host: Machine, step_cost: StepCostFit, *, max_half_width: float | None, created: str, command: str, quiet: bool
 ) -> str | None:
     """Store a benchmark's fit or return the reason for refusal. A cache that cannot be written is no error.
 
-    unsure: largest half width of a test's interval over its mean; None after a single round.
+    max_half_width: largest half width of a test's interval over its mean; None after a single round.
     quiet: nothing is known to have slowed the machine during the run.
     """
     peak = cached_peak(host)
-    reason = refusal(step_cost, peak.gb_s if peak else None, unsure)
+    reason = refusal(step_cost, peak.gb_s if peak else None, max_half_width)
     if reason is not None:
         return reason
     fit = MeasuredFit(
@@ -97,12 +97,12 @@ def remember(
         return "its figures are impossible"
     key = _key(host)
     stored = read_cache(_path())
-    recent = [asdict(each) for each in (*_fits(stored.get(key)), fit)][-KEPT:]
+    recent = [asdict(each) for each in (*_fits(stored.get(key)), fit)][-MAX_FITS:]
     write_cache(_path(), {**stored, key: recent})
     return None
 
 
-def remembered(host: Machine) -> MeasuredFit | None:
+def best_fit(host: Machine) -> MeasuredFit | None:
     """Return the best fit for this machine and the active kernels, if any."""
     peak = cached_peak(host)
     fits = _fits(read_cache(_path()).get(_key(host)))

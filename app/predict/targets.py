@@ -9,7 +9,7 @@ Guard: tests/app/predict/test_predict.py.
 from msgspec.structs import replace
 
 from headrace.app.predict.chip_names import chip_targets, known_targets, usable_bytes
-from headrace.app.predict.fit_store import remembered
+from headrace.app.predict.fit_store import best_fit
 from headrace.app.predict.prediction import TargetMachine
 from headrace.runtime.machine.bandwidth import known_peak
 from headrace.runtime.machine.compute import cached_compute, measure_compute
@@ -58,7 +58,7 @@ def _target(host: Machine, peak: Peak | None, usable: int | None) -> TargetMachi
         bandwidth=bandwidth,
         memory=usable,
         apple=nominal is not None,
-        fit=remembered(host),
+        fit=best_fit(host),
         measured=nominal is None,
         chip=host.device_name,
     )

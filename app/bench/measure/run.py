@@ -45,7 +45,7 @@ from headrace.app.config.load_options import PACKED, HostsChoice, activations_ch
 from headrace.app.hosts.load import load_on_hosts
 from headrace.app.hosts.start import Ranks
 from headrace.app.output.progress import drawn_progress
-from headrace.app.predict.fit_store import remember
+from headrace.app.predict.fit_store import store_fit
 from headrace.app.predict.step_cost_fit import fit_step_cost
 from headrace.app.verify.expectation import expectation
 from headrace.app.versions import versions
@@ -189,10 +189,10 @@ def _remember_fit(host: Machine, document: RunDocument, *, quiet: bool) -> str |
         if entry.engine != "headrace" or not entry.is_single_decode or speed.low is None or speed.high is None:
             continue
         spreads.append((speed.high - speed.low) / 2 / speed.mean)
-    return remember(
+    return store_fit(
         host,
         document.step_cost,
-        unsure=max(spreads, default=None),
+        max_half_width=max(spreads, default=None),
         created=document.created,
         command=document.command,
         quiet=quiet,

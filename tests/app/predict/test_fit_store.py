@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from headrace.app.predict.fit_store import KEPT, refusal, remember, remembered
+from headrace.app.predict.fit_store import MAX_FITS, best_fit, refusal, store_fit
 from headrace.app.predict.step_cost_fit import FittedPoint, StepCostFit
 from headrace.runtime.machine import peaks
 from headrace.runtime.machine.hardware import machine
@@ -27,7 +27,7 @@ def measured(fixed_ms: float, gb_s: float, name: str, *, quiet: bool = True) -> 
 
 
 def keep(fit: StepCostFit, name: str, *, quiet: bool) -> str | None:
-    return remember(machine(), fit, unsure=0.01, created="2026-01-02T03:04:05Z", command=name, quiet=quiet)
+    return store_fit(machine(), fit, max_half_width=0.01, created="2026-01-02T03:04:05Z", command=name, quiet=quiet)
 
 
 def step_cost(fixed_ms: float, gb_s: float) -> StepCostFit:
@@ -41,7 +41,7 @@ def step_cost(fixed_ms: float, gb_s: float) -> StepCostFit:
 
 
 def trusted() -> str | None:
-    fit = remembered(machine())
+    fit = best_fit(machine())
     return fit.command if fit else None
 
 
@@ -72,7 +72,7 @@ def test_fits_are_compared_at_the_bytes_that_were_measured() -> None:
 
 def test_the_oldest_fits_are_dropped() -> None:
     measured(0.1, 90, "before the memory was swapped")
-    for number in range(KEPT):
+    for number in range(MAX_FITS):
         measured(0.5, 40, f"run {number}")
     assert trusted() == "run 0"
 
