@@ -140,13 +140,13 @@ def kv_shape_of(config: DecoderConfig, layers: list[LayerWeights], kv: KVFormat)
         (*(layer.window for layer in config.layers), *(None for _ in (*later, *indexers))),
         recurrent=(*mixers, *stateful),
         mixers=(*mixers.values(), *later),
-        without=(*(i for i, layer in enumerate(layers) if layer.attention is None), *stateful),
+        layers_without_kv=(*(i for i, layer in enumerate(layers) if layer.attention is None), *stateful),
         heads=(
             *(config.stored_heads(layer) for layer in config.layers),
             *((0, 0) for _ in later),
             *((1, sizes.head_dim // 2) for sizes in indexers.values()),
         ),
-        sources=tuple(sources),
+        kv_sources=tuple(sources),
         indexed=tuple(indexers),
     )
 

@@ -1,10 +1,12 @@
 """Interfaces of a sequence's K/V cache and of a pass, and the bookkeeping of lengths.
 
-Contract of a pass: the backend makes it for a list of rows, also for one row, and reserves room. Every layer, in order
-and once, appends K and V of all rows and attends, by `attend` or within `run_fused`, advances its recurrent state, by
-`mix`, or does both. `advance` then moves the lengths.
-The engine commits entries, or rolls uncommitted entries back. `trim` goes back further: to any length, or for caches
-with recurrent state or sliding windows to a marked length.
+Contract of a pass:
+1. The backend makes it for a list of rows, also for one row, and reserves room.
+2. Every layer runs once, in order. It appends K and V of all rows and attends, by `attend` or within `run_fused`. Or it
+   advances its recurrent state, by `mix`. Some layers do both.
+3. `advance` moves the lengths.
+4. The engine commits entries, or rolls uncommitted entries back.
+`trim` goes back further: to any length, or for caches with recurrent state or sliding windows to a marked length.
 
     entries:  0 .......... committed .......... length .......... limit
               final        of a pass in flight  free
@@ -169,9 +171,9 @@ class KVShape(Struct, frozen=True):
     windows: the attention window of each layer, None for none; () if no layer has one.
     recurrent: layers with recurrent state, ascending.
     mixers: the mixing of each of these.
-    without: layers that have no K/V.
+    layers_without_kv: layers that have no K/V.
     heads: (Hkv, D) of each layer, () if all are alike.
-    sources: for each layer the one whose K/V it reads, () if each has its own.
+    kv_sources: for each layer the one whose K/V it reads, () if each has its own.
     indexed: layers with an indexer, whose keys are the last layers here; see `runtime.ops.indexed`.
     """
 
@@ -182,9 +184,9 @@ class KVShape(Struct, frozen=True):
     windows: tuple[int | None, ...] = ()
     recurrent: tuple[int, ...] = ()
     mixers: tuple[MixerSpec, ...] = ()
-    without: tuple[int, ...] = ()
+    layers_without_kv: tuple[int, ...] = ()
     heads: tuple[tuple[int, int], ...] = ()
-    sources: tuple[int, ...] = ()
+    kv_sources: tuple[int, ...] = ()
     indexed: tuple[int, ...] = ()
 
     @property
@@ -193,7 +195,7 @@ class KVShape(Struct, frozen=True):
         windows = self.windows or (None,) * self.layers
         kinds: list[KVKind | None] = [None] * self.layers
         for layer in range(self.layers):
-            if layer not in self.without and self.source(layer) == layer:
+            if layer not in self.layers_without_kv and self.source(layer) == layer:
                 kinds[layer] = KVKind(windows[layer], *self.heads_of(layer))
         return kinds
 
@@ -203,7 +205,7 @@ class KVShape(Struct, frozen=True):
 
     def source(self, layer: int) -> int:
         """Return the layer whose K/V this one reads."""
-        return self.sources[layer] if self.sources else layer
+        return self.kv_sources[layer] if self.kv_sources else layer
 
     def index_keys_of(self, layer: int) -> int | None:
         """Return the layer that stands for the keys of a layer's own indexer; None without."""
@@ -212,9 +214,9 @@ class KVShape(Struct, frozen=True):
         return self.layers - len(self.indexed) + self.indexed.index(layer)
 
     @property
-    def appending(self) -> int:
-        """Layers up to the last that has K/V or recurrent state of its own."""
-        idle = set(self.without) - set(self.recurrent)
+    def num_appending_layers(self) -> int:
+        """Number of layers up to the last that has K/V or recurrent state of its own."""
+        idle = set(self.layers_without_kv) - set(self.recurrent)
         return max(layer for layer in range(self.layers) if self.source(layer) == layer and layer not in idle) + 1
 
     @property

@@ -66,7 +66,7 @@ class PagedPass:
         """x (1, N, E) -> (1, wanted, E)."""
         shape = self._storage.shape
         wanted = self._pass.rows
-        if layers.stop == shape.layers or (not self._pass.wanted and layers.stop == shape.appending):
+        if layers.stop == shape.layers or (not self._pass.wanted and layers.stop == shape.num_appending_layers):
             wanted = self._pass.wanted
         # Recurrent layers are counted by themselves: those from `first` on, up to `last`, are in this range of layers.
         first, last = (bisect_left(self._recurrent, layer) for layer in (layers.start, layers.stop))
@@ -77,7 +77,7 @@ class PagedPass:
         x = compute_after(x, self._previous)
         self._previous = None
         x, *made = node.run_pass(x, self._pass, layers, states, num_decoded, wanted)
-        if layers.start < shape.appending:
+        if layers.start < shape.num_appending_layers:
             self._storage.newest = x
         # For each recurrent layer: a state of every sequence, then the inputs if there are decode rows.
         rest = iter(made)

@@ -28,7 +28,7 @@ class PagedArrays:
     def __init__(self, shape: KVShape, ops: Ops, spare: Callable[[], int] | None = None) -> None:
         self.shape = shape
         self.ops = ops
-        self.store = KVStore(shape.kinds, shape.format, shape.sources)
+        self.store = KVStore(shape.kinds, shape.format, shape.kv_sources)
         self.newest: mx.array | None = None  # the output of the last layer that appended; its pass may be in flight
         self._spare = spare
 

@@ -170,7 +170,7 @@ class SlotCache(ReusableCache):
     def run_fused(self, layers: slice, x: mx.array, node: LayersNode, *, output: bool) -> mx.array:
         """Run whole layers in one node, on own unpacked buffers. x (1, T, E) -> (1, T, E); see `KVPass.run_fused`."""
         wanted = x.shape[1]  # rows of the output
-        if not output and layers.stop >= self._shape.appending:
+        if not output and layers.stop >= self._shape.num_appending_layers:
             wanted = 0
         sources = [self.source(layer) for layer in range(layers.start, layers.stop)]
         keys, values = ([side[layer] for layer in sources] for side in self.sides)

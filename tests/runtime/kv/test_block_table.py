@@ -320,7 +320,13 @@ class States(Memory):
     """Recurrent state alone: no layer has K/V."""
 
     shape = KVShape(
-        1, 1, 16, FLOAT16, recurrent=(0,), mixers=(MixerSpec(MixerSizes("conv", 1, 0, 0, 16, 2)),), without=(0,)
+        1,
+        1,
+        16,
+        FLOAT16,
+        recurrent=(0,),
+        mixers=(MixerSpec(MixerSizes("conv", 1, 0, 0, 16, 2)),),
+        layers_without_kv=(0,),
     )
 
     @staticmethod
