@@ -20,6 +20,7 @@ from headrace.models.text.worker import StartError, Worker, jobs, send_answer
 
 SECONDS = 2  # of processor time for one grammar
 MEMORY = 2 << 30  # bytes of the process
+_ANSWER_BYTES = 0  # an answer says that the job is done, and no more
 _WALL = 15  # seconds of the clock for each of SECONDS: other programs may keep the machine busy
 
 
@@ -40,7 +41,7 @@ class Trial:
         named = {index: text.decode("latin-1") for index, text in controls.items()}
         self._vocabulary = json.dumps({"size": size, "controls": list(named.items()), "ends": ends}).encode()
         self._worker: Worker | None = None
-        self._has_vocabulary = False  # the process does
+        self._has_vocabulary = False  # True once the process has it
         self._can_run = True
         self._lock = Lock()
         _trials.add(self)
@@ -60,11 +61,11 @@ class Trial:
                 if not self._has_vocabulary:
                     self._worker.wait_until_ready()
                     try:
-                        self._worker.answer(self._vocabulary, 0)
+                        self._worker.answer(self._vocabulary, _ANSWER_BYTES)
                     except (OSError, EOFError) as error:  # no fault of the grammar
                         raise StartError from error
                     self._has_vocabulary = True
-                self._worker.answer(json.dumps([grammar, limits]).encode(), 0)
+                self._worker.answer(json.dumps([grammar, limits]).encode(), _ANSWER_BYTES)
             except StartError:
                 self._end()
                 self._can_run = False
@@ -75,10 +76,10 @@ class Trial:
                 self._end()
                 raise
 
-    def leave(self) -> None:
+    def reset_after_fork(self) -> None:
         """Begin anew in a fork of the program: another thread may have had the lock."""
         self._lock = Lock()
-        self._worker = None
+        self._worker = None  # does not kill the parent's process: `worker._leave_all` ran before
         self._has_vocabulary = False
 
     def _start(self) -> None:
@@ -101,13 +102,13 @@ class Trial:
 _trials: "WeakSet[Trial]" = WeakSet()
 
 
-def _leave_all() -> None:
+def _reset_all_after_fork() -> None:
     """Begin all trials anew in a fork of the program."""
     for trial in list(_trials):
-        trial.leave()
+        trial.reset_after_fork()
 
 
-os.register_at_fork(after_in_child=_leave_all)
+os.register_at_fork(after_in_child=_reset_all_after_fork)
 
 
 def main() -> None:
