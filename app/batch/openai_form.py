@@ -25,8 +25,14 @@ PREFIX = "batch_req_"
 _LINE = frozenset({"custom_id", "method", "url", "body"})
 _URLS: Mapping[str, Form] = {"/v1/chat/completions": "chat.completion", "/v1/completions": "text_completion"}
 _FIELDS: Mapping[Form, frozenset[str]] = {"chat.completion": CHAT_FIELDS, "text_completion": COMPLETION_FIELDS}
-# Fields of the server alone: answers begin anew, and a result has no figures but its own.
-_NOT_HERE = frozenset({"continue_final_message", "suffix", "headrace"})
+# Fields of the server alone.
+_NOT_HERE = frozenset(
+    {
+        "continue_final_message",  # every answer of a batch begins anew
+        "suffix",  # the text after an answer: a batch fills no gaps
+        "headrace",  # figures of the answer in the server's form
+    }
+)
 # The field that each form must have.
 _CONTENT: Mapping[Form, str] = {"chat.completion": "messages", "text_completion": "prompt"}
 # Fields that may only have the value of the default behaviour.
