@@ -1,6 +1,6 @@
 """A finished answer for programs, and its value under a schema.
 
-`Model.generate`, `agenerate` and `batch` (`app.api`) return it. Its fields are public: docs/python.md describes them.
+`Model.generate`, `agenerate` and `batch` (`app.api`) return it. Its fields are public.
 
 Guard: tests/test_api.py.
 """
@@ -105,8 +105,8 @@ def parsed_value(answer: Answer, schema: Any) -> Any:
 def plain_schema(schema: Any) -> Any:
     """Return the JSON schema of a pydantic class, other schemas as they are.
 
-    A class drops properties that it does not have, so none are generated unless it is made to keep them. It takes a
-    repeated item of a set once.
+    `additionalProperties` is false unless the class sets it: pydantic would drop further properties. `uniqueItems` is
+    removed: pydantic merges repeated items of a set.
     """
     if not isinstance(schema, type) or not hasattr(schema, "model_json_schema"):
         return schema

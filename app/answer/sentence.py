@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _NAME = 24  # characters of another program's name that are shown
 _ALL = 0.995  # share of a step from which all of it counts as reading: it rounds to 100 %
-ABOVE_PEAK = 1.005  # share of a measured peak from which it is above it: less rounds to 100 %
+ABOVE_PEAK = 1.005  # share of the measured peak above which a step beats it: less rounds to 100 %
 
 
 class StepFigures(Struct, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ class StepFigures(Struct, frozen=True, kw_only=True):
     sequences: sequences in a step.
     proposed: draft tokens of all steps.
     accepted: those of them that were accepted.
-    memory_gb_s: memory bandwidth read beside the steps.
+    memory_gb_s: memory bandwidth read during the steps.
     peak_gb_s: measured peak of the memory bandwidth.
     step_flops: FLOPs of a step.
     compute_flops: measured FLOP/s.
@@ -144,7 +144,7 @@ def cause(figures: StepFigures) -> str:
     return f"{rest} of a step is not {work}."
 
 
-OTHERS = "other programs used the CPU"
+CPU_BUSY = "other programs used the CPU"
 """`cpu_phrase` where it is not known how much."""
 
 

@@ -1,8 +1,5 @@
 """Log probabilities of tokens: the request for them, and OpenAI's forms of the reports.
 
-`openai_form.py` uses them for requests and whole answers, `app.server.openai` for chunks of a stream, and
-`app.server.responses` the form of chats for both.
-
 Guards: tests/app/server/test_openai.py.
 """
 
@@ -14,7 +11,7 @@ from headrace.models.text.events import TokenReport
 from headrace.runtime.config.value_types import Flag, Whole, read_value
 from headrace.runtime.errors import UsageError
 
-MAX_TOP_LOGPROBS = 20  # of chats; completions have `openai_form.MAX_LOGPROBS`, 5
+MAX_TOP_LOGPROBS = 20  # of chats; completions have `app.answer.openai_form.MAX_LOGPROBS`, 5
 """Best tokens that are reported with each token, in OpenAI's form."""
 MIN_LOGPROB = -9999.0
 """Stands for a log probability of minus infinity, which JSON cannot have; the value of OpenAI's API."""
@@ -39,6 +36,7 @@ def chat_logprobs(tokens: Sequence[TokenReport]) -> dict[str, Any]:
         "content": [
             {
                 **_report(token.text, token.logprob, token.data),
+                # `top_data` is empty if every text has its own bytes.
                 "top_logprobs": [
                     _report(text, logprob, data)
                     for (text, logprob), data in itertools.zip_longest(token.top, token.top_data)

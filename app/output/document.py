@@ -13,7 +13,10 @@ Document = dict[str, Any]
 
 
 def json_text(document: object, indent: int | None = 2) -> str:
-    """Return the JSON text of a struct or plain values. ASCII cannot drive a terminal and fits any encoding."""
+    """Return the JSON text of a struct or plain values.
+
+    Non-ASCII and control characters are escaped: safe for terminals, and the same in any encoding.
+    """
     from msgspec import to_builtins  # late: `--help` writes no document
 
     plain = to_builtins(document)

@@ -17,7 +17,7 @@ _ANY = {"type": "string"}
 
 
 def sent_definitions(definitions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return definitions as the client sends them, without null in place of a description or parameters."""
+    """Return definitions without null in place of a description or parameters."""
     return [{**definition, "function": without_nulls(definition["function"])} for definition in definitions]
 
 
@@ -51,7 +51,7 @@ def _with_defaults(values: Mapping[str, object], defaults: Mapping[str, object])
 def _simple(schema: Any) -> Any:
     """Return a schema in which each type is one name, and each property is an object with a description.
 
-    Templates of one type a value have no word for any value: there it is a text.
+    Templates that take one type for each value cannot express "any value": such a value becomes a string.
     """
     if isinstance(schema, list):
         return [_simple(item) for item in schema]
@@ -63,7 +63,7 @@ def _simple(schema: Any) -> Any:
             kinds = simple["type"]
         else:
             kinds = [simple["type"]]
-        # Hermes 2 Pro's template takes the letters of "null" for types, and theirs again.
+        # Hermes 2 Pro's template reads "null" as a list of types, letter by letter, and each letter again, without end.
         simple["type"] = next((kind for kind in kinds if kind != "null"), "string")
     if simple.get("type") == "array" and not isinstance(simple.get("items"), dict):
         simple["items"] = _ANY

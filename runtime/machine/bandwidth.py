@@ -7,7 +7,7 @@ Each pass reads data larger than the caches:
 - CPU: the C library's `memcmp` of two equal halves, one thread per usable core and two streams in each. It is
   vectorised, reads every byte and releases the interpreter lock.
 - CPU with the native kernels: also `runtime/native/core/streaming.h`, several streams per thread. The faster one counts
-  (docs/kernels.md, "Streams"): a machine's first measurement alternates between both, later ones use the winner.
+  (docs/kernels.md, "Streams"): `measure_peak` alternates between both, `measure_now` uses the stored winner.
 - Metal, CUDA: `mx.sum` over a float32 array or the product of a 4-bit matrix and a vector, whichever is faster, with
   several passes per submission.
 
@@ -32,9 +32,9 @@ Progress = Callable[[float], None]
 """Called before each pass with the fraction done, 0 to 1; an exception from it ends the measurement."""
 
 _SECONDS = 0.6  # of passes, without filling the memory
-_SHORT_S = 0.15  # the same of `measure_now`
+_SHORT_S = 0.15  # of passes of `measure_now`, without filling the memory
 _AGAIN_S = 60.0  # age from which a reading is repeated that other programs slowed down
-_HOUR_S = 3600.0  # age from which any other is
+_HOUR_S = 3600.0  # age from which any other reading is repeated
 _MIN_PASSES = 8  # also beyond these seconds: the result is an upper quartile
 _STREAMS = 8  # per thread (docs/kernels.md)
 _SHARE = 128 << 20  # bytes a CPU thread reads: beyond any core's share of the last-level cache

@@ -18,7 +18,7 @@ from headrace.app.answer.answer import Answer
 from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.options import SamplingSource
 from headrace.app.answer.phrases import phrases, sampling_phrase, sampling_text
-from headrace.app.answer.sentence import OTHERS, StepFigures, cpu_phrase, sentence
+from headrace.app.answer.sentence import CPU_BUSY, StepFigures, cpu_phrase, sentence
 from headrace.app.answer.usage import named_figures
 from headrace.app.cli.run.arguments import RunArguments
 from headrace.app.cli.run.session import RunSession
@@ -149,7 +149,7 @@ class RunReport(Struct, frozen=True):
     def other_programs(self) -> str:
         """The programs that slowed the answer down, in words."""
         if self.answer.cpu_use is None:
-            return OTHERS
+            return CPU_BUSY
         return cpu_phrase(self.answer.cpu_use, "used")
 
     @property

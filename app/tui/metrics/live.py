@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from headrace.app.answer.answer_steps import StepText
 from headrace.app.answer.prompt_reuse import PromptReuse
-from headrace.app.answer.sentence import OTHERS, StepFigures, cpu_phrase
+from headrace.app.answer.sentence import CPU_BUSY, StepFigures, cpu_phrase
 from headrace.app.engine.events import (
     Abandoned,
     ContextFull,
@@ -461,7 +461,7 @@ class LiveMetrics:
         """The cause that makes these steps slow, for the sentence."""
         if self.contention is not None:
             return cpu_phrase(self.contention)
-        return OTHERS if self.busy else ""
+        return CPU_BUSY if self.busy else ""
 
     @cached_property
     def _now(self) -> StepTotals:

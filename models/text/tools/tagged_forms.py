@@ -81,7 +81,8 @@ class QwenCoder(Written):
         no_call_length = max(1, start)
         body = text[start:].lstrip()
         if not body.startswith(_FUNCTION_BEGIN):
-            return no_call(no_call_length, final=final or not _FUNCTION_BEGIN.startswith(body))
+            may_become_call = _FUNCTION_BEGIN.startswith(body)
+            return no_call(no_call_length, final=final or not may_become_call)
         head = _FUNCTION.match(text, start)
         if head is None:
             return no_call(no_call_length, final=final)

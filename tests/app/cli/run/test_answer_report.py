@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from headrace.app.answer.answer import Answer, EncodedPrompt
-from headrace.app.answer.sentence import OTHERS, sentence
+from headrace.app.answer.sentence import CPU_BUSY, sentence
 from headrace.app.cli.run.answer_report import RunReport, document, run_trace, summary_line, table
 from headrace.runtime.engine.request import Finished, Request, Step
 from headrace.runtime.engine.timeline import Timeline
@@ -168,8 +168,8 @@ def test_a_busy_machine_has_no_mbu() -> None:
     assert dict(table(found))["MBU"].startswith("busy: other programs used 1.0 of 2 cores")
     found.answer.cpu_use = None  # too short to tell; the reading of memory was not
     busy = replace(found, memory_now=replace(found.memory_now, busy=True))
-    assert (document(busy, with_steps=False)["mbu"], dict(table(busy))["MBU"]) == (None, f"busy: {OTHERS}")
-    assert document(busy, with_steps=False)["explanation"].endswith(f"in part because {OTHERS}.")
+    assert (document(busy, with_steps=False)["mbu"], dict(table(busy))["MBU"]) == (None, f"busy: {CPU_BUSY}")
+    assert document(busy, with_steps=False)["explanation"].endswith(f"in part because {CPU_BUSY}.")
     assert not found.busy
     found.answer.cpu_use = CPUUse(2, busy_cpus=2.0, own_cpus=1.9)
     said = document(found, with_steps=False)
