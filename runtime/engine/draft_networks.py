@@ -154,7 +154,7 @@ class _HiddenStates:
         self._parts.append(hidden)
         self.end += hidden.shape[1]
 
-    def take(self, count: int) -> mx.array:
+    def pop_first(self, count: int) -> mx.array:
         """Remove the first `count` positions -> (1, count, E)."""
         taken = list[mx.array]()
         lacking = count
@@ -205,7 +205,7 @@ class MtpDraft(_NetworkDraft):
         self._head = head
         self._limit = limit
         self._waiting = _HiddenStates(0)
-        self._open()
+        self._new_cache()
 
     def close(self) -> None:
         """Free the head's K/V; no draft tokens are proposed afterwards."""
@@ -253,7 +253,7 @@ class MtpDraft(_NetworkDraft):
         """Append and commit the next `count` entries -> (1, count, E)."""
         after = self._waiting.start + 1  # each entry takes the token after its position
         tokens = mx.array([self._tokens[after : after + count]], mx.uint32)
-        hidden = self._append(tokens, self._waiting.take(count))
+        hidden = self._append(tokens, self._waiting.pop_first(count))
         self._cache.commit(count)
         return hidden
 
@@ -267,9 +267,9 @@ class MtpDraft(_NetworkDraft):
 
     def _drop_entries(self) -> None:
         self._cache.close()
-        self._open()
+        self._new_cache()
 
-    def _open(self) -> None:
+    def _new_cache(self) -> None:
         self._kv = self._head.kv_backend(KVOptions(self._limit))
         self._cache = self._kv.acquire(())
 
