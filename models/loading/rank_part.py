@@ -3,8 +3,8 @@
 `load.sized_network` calls `Rank.sized` where there are several ranks, and `app.hosts.split_choice` asks
 `check_division` before a model is given to them.
 
-Everywhere `config` is that of headrace's decoder, None for mlx-lm's classes; `wanted` is the K/V format that was asked
-for, None for the usual one.
+Everywhere `config` is that of headrace's decoder, None for mlx-lm's classes; `kv_format` is the K/V format that was
+asked for, None for the usual one.
 
 Guard: tests/models/network/test_rank_parts.py.
 """
@@ -58,44 +58,44 @@ class Rank(Struct, frozen=True):
         config: DecoderConfig | None,
         ops: Ops,
         dtype: mx.Dtype,
-        wanted: KVFormat | None,
+        kv_format: KVFormat | None,
     ) -> Sized:
         """Return this rank's part of the network, without reading weights. See `sized_network`.
 
         Raises UsageError for models that cannot be divided.
         """
         if config is None:
-            return self._classes(checkpoint, ops, wanted)
+            return self._sized_class(checkpoint, ops, kv_format)
         part = _divided(checkpoint, config, self.split, self.group.rank)
         parameters = Parameters(checkpoint, ops, dtype, part.take, _reading(part, checkpoint))
-        kv = stored_kv(part.whole, ops, dtype, wanted)
+        kv = stored_kv(part.whole, ops, dtype, kv_format)
         head = _HeadPart.of(checkpoint, config, part, ops, dtype)
         weights = parameters.nbytes
         if head is not None:
             weights += head.parameters.nbytes
 
         def make() -> Decoder:
-            made: Decoder
+            decoder: Decoder
             if isinstance(part, Stage):
-                made = StageDecoder(part, parameters, ops, dtype, kv, self.group)
+                decoder = StageDecoder(part, parameters, ops, dtype, kv, self.group)
             else:
-                made = TensorDecoder(part, parameters, ops, dtype, kv, self.group)
-            if head is not None and made.rolls_back:
-                made.draft_head = head.made(made, self.group)
-            for array in made.arrays:  # one after the other, for tensors that are read whole before a part is kept
+                decoder = TensorDecoder(part, parameters, ops, dtype, kv, self.group)
+            if head is not None and decoder.rolls_back:
+                decoder.draft_head = head.make_head(decoder, self.group)
+            for array in decoder.arrays:  # one after the other, for tensors that are read whole before a part is kept
                 mx.eval(array)
-            return made
+            return decoder
 
         return Sized(make, weights, kv_layers(part.config, kv))
 
-    def _classes(self, checkpoint: Checkpoint, ops: Ops, kv: KVFormat | None) -> Sized:
-        """Do the same for mlx-lm's classes."""
+    def _sized_class(self, checkpoint: Checkpoint, ops: Ops, kv_format: KVFormat | None) -> Sized:
+        """Return this rank's part of a network of mlx-lm's classes, likewise."""
         from headrace.models.mlx_lm.network import add_head
         from headrace.models.mlx_lm.ranked import RankedMlxLm  # late: imports mlx-lm
 
         kernels = None if ops is reference else ops
         device = mx.default_device().type
-        network = RankedMlxLm(checkpoint, self.split, self.group, device=device, kv=kv, kernels=kernels)
+        network = RankedMlxLm(checkpoint, self.split, self.group, device=device, kv=kv_format, kernels=kernels)
         alone = self.split.kind == "pipeline" and self.group.rank == 0  # has all hidden states, table and logits
         head = None
         if alone:
@@ -151,7 +151,7 @@ class _HeadPart(Struct, frozen=True):
         read = _reading(part, checkpoint)
         return cls(tensors, head_parameters(tensors, ops, dtype, own_part.take, read), own_part)
 
-    def made(self, network: Decoder, group: Group) -> HeadDecoder:
+    def make_head(self, network: Decoder, group: Group) -> HeadDecoder:
         """Return the head of a rank's network."""
         ops = network.ops
         dtype = network.dtype
@@ -171,6 +171,7 @@ def check_division(checkpoint: Checkpoint, config: DecoderConfig | None, split: 
         check_classes(checkpoint, split)
         return
     for rank in range(len(split.shares)):
+        # The results are dropped: making them raises the errors.
         part = _divided(checkpoint, config, split, rank)
         Parameters(checkpoint, reference, mx.float32, part.take, _reading(part, checkpoint))
         _HeadPart.of(checkpoint, config, part, reference, mx.float32)
