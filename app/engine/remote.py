@@ -34,7 +34,7 @@ _OWN = "headrace"  # owner of the models of our own server: `owned_by` in `app.s
 _CONTEXT = ("context_length", "max_model_len")  # keys of a model's context limit: headrace's, and vLLM's
 # Options that other servers do not know: some refuse unknown fields.
 _OURS_ALONE = ("speculate", "thinking", "schema", "regex", "grammar")
-_LOOK_S = 0.05  # between two looks of a waiting answer at the state
+_POLL_S = 0.05  # between two reads of the state by a waiting answer
 
 
 class RemoteEngine:
@@ -88,7 +88,10 @@ class RemoteEngine:
             self._events.put((self._current, Abandoned(each)))  # before the error of the closed connection
             with self._changes:
                 connection = self._running.pop(each, None)
-            if connection is not None and (sock := connection.sock) is not None:
+            sock = None
+            if connection is not None:
+                sock = connection.sock
+            if sock is not None:
                 with suppress(OSError):  # the server has ended the connection, or the thread just has
                     sock.shutdown(SHUT_RDWR)  # wakes the thread that reads
 
@@ -168,7 +171,7 @@ class RemoteEngine:
     def _answer(self, number: int, command: Generate) -> None:
         """Put the events of one answer. number: of the start that it belongs to."""
         while self.state == "loading" and number == self._current:  # `poll` notes the end of loading
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         if number != self._current or command.id not in self._running:
             return
         answer = RemoteAnswer(command, is_headrace=self._own)
