@@ -6,8 +6,8 @@
 The poller feeds it (`take`, `set_load`, `set_context`); sections and meters read its properties and change nothing. A
 figure is computed in one property here, from `StepTotals` or the functions of `figures.py`, for all that show it. New
 state of a turn has to be reset in `_forget_turn`, and copied in `frozen` if it is changed in place. Exceptions have
-their reasons in `__init__`: `reuse` and `_prefill` are not reset, `_since_look` is not copied. tests/tui/test_parts.py
-lists what outlives a turn, and fails for any other.
+their reasons in `__init__`: `reuse` and `_prefill` are not reset, `_since_sample` is not copied.
+tests/tui/test_parts.py lists what outlives a turn, and fails for any other.
 
 Guards: tests/tui/test_charts.py, test_step_streams.py and test_several_metrics.py, too.
 """
@@ -71,7 +71,7 @@ LivePhase = Literal["start", "load", "failed", "prefill", "decode", "idle", "dea
     dead              the engine's process has ended
 """
 
-_CONTENDED_LOOKS = 2  # looks: one alone may be a program that starts
+_CONTENDED_SAMPLES = 2  # in a row: one alone may be a program that starts
 
 
 class LiveMetrics:
@@ -101,8 +101,8 @@ class LiveMetrics:
         """Tokens of the conversation, in the cache or not."""
         self.busy_steps: deque[StepRecord] = deque(maxlen=STEPS_KEPT)
         """Steps while other programs used the CPUs."""
-        self._since_look: deque[StepRecord] = deque(maxlen=STEPS_KEPT)
-        # Steps since the latest look at the machine. A frozen copy shares them: only `set_load` reads them, and nobody
+        self._since_sample: deque[StepRecord] = deque(maxlen=STEPS_KEPT)
+        # Steps since the latest sample of the load. A frozen copy shares them: only `set_load` reads them, and nobody
         # calls that on a copy.
         self.trail = Trail()
         self._final: Summary | None = None  # of the turn, once it is over
@@ -110,10 +110,10 @@ class LiveMetrics:
         self.turns: list[TurnFigures] = []
         self.history = DecodeHistory()  # of this model
         self.load: MachineLoad | None = None
-        """Load of the machine, at the latest look."""
+        """Load of the machine, at the latest sample."""
         self.energy = TurnEnergy()
-        self._fed = False  # a prompt was computed since the latest look
-        self._contended_looks = 0  # samples in a row with contention
+        self._fed = False  # a prompt was computed since the latest sample
+        self._contended_samples = 0  # samples in a row with contention
         self.prefill: MeasuredPrefill | None = None  # the latest one long enough to measure
 
     # -- fed by the chat -------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class LiveMetrics:
         if not self.answers.is_several:
             self._one_answered(event)
         if isinstance(event, Delta):
-            self._since_look.extend(event.records)
+            self._since_sample.extend(event.records)
         self.trail.add(self.answers.totals)
         if any(row.phase == "decode" for row in self.answers.rows):
             self.phase = "decode"
@@ -251,7 +251,7 @@ class LiveMetrics:
         self._machine_at_end = None
         self.texts = []
         self.busy_steps.clear()
-        self._since_look.clear()
+        self._since_sample.clear()
         self.trail = Trail()
         self.energy.begin_turn()
         self._fed = True
@@ -300,14 +300,14 @@ class LiveMetrics:
         """Note the machine's load."""
         self.load = load
         if load.contended:
-            self._contended_looks += 1
-            self.busy_steps.extend(self._since_look)
+            self._contended_samples += 1
+            self.busy_steps.extend(self._since_sample)
         else:
-            self._contended_looks = 0
-        fed = self._fed or any(step.fed for step in self._since_look)
-        self.energy.look(load.energy, sum(step.tokens for step in self._since_look), fed=fed)
+            self._contended_samples = 0
+        fed = self._fed or any(step.fed for step in self._since_sample)
+        self.energy.add_sample(load.energy, sum(step.tokens for step in self._since_sample), fed=fed)
         self._fed = self.phase not in ("idle", "decode")
-        self._since_look.clear()
+        self._since_sample.clear()
         self._forget_derived()
 
     def _changed(self) -> None:
@@ -501,7 +501,7 @@ class LiveMetrics:
     @property
     def contention(self) -> "MachineLoad | None":
         """The load, if other programs take CPUs that decoding needs; else None."""
-        if self._contended_looks < _CONTENDED_LOOKS:
+        if self._contended_samples < _CONTENDED_SAMPLES:
             return None
         return self.load
 

@@ -1,9 +1,7 @@
-"""Energy per token of the latest turn, net of the machine's idle power, from looks at the machine.
+"""Energy per token of the latest turn, net of the machine's idle power, from samples of the machine's energy.
 
-Idle power is the least of recent looks without steps or prefill. A look during which a prompt was computed does not
+Idle power is the least of recent samples without steps or prefill. A sample during which a prompt was computed does not
 count: its energy is not that of output tokens.
-
-`LiveMetrics` calls `look` with each sample of `MachineWatch`; the machine section shows `joules_per_token`.
 
 Guard: tests/tui/decode/test_machine.py.
 """
@@ -14,14 +12,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # the chat's first frame does not import sensors
     from headrace.runtime.machine.energy import EnergyUse
 
-_LOOKS = 30  # without steps, that idle power is the least of
+_IDLE_SAMPLES = 30  # latest samples without steps; idle power is their least
 
 
 class TurnEnergy:
-    """`look` once per look at the machine; `begin_turn` forgets the turn, not the idle power."""
+    """Sums of a turn, and the idle power, which `begin_turn` keeps."""
 
     def __init__(self) -> None:
-        self._idle: deque[float] = deque(maxlen=_LOOKS)  # watts
+        self._idle: deque[float] = deque(maxlen=_IDLE_SAMPLES)  # watts
         self._net = 0.0  # joules of the turn
         self._tokens = 0
 
@@ -29,8 +27,13 @@ class TurnEnergy:
         self._net = 0.0
         self._tokens = 0
 
-    def look(self, use: "EnergyUse | None", tokens: int, *, fed: bool) -> None:
-        """Note the energy since the last look, and the output tokens. fed: a prompt was computed meanwhile."""
+    def add_sample(self, use: "EnergyUse | None", tokens: int, *, fed: bool) -> None:
+        """Add a sample.
+
+        use: energy since the last sample; None if the machine reports none.
+        tokens: output tokens since then.
+        fed: a prompt was computed since then.
+        """
         if use is None or fed:
             return
         if not tokens:
@@ -46,4 +49,6 @@ class TurnEnergy:
     @property
     def joules_per_token(self) -> float | None:
         """Net of idle power; None if unknown."""
-        return self._net / self._tokens if self._tokens and self._net > 0 else None
+        if not self._tokens or self._net <= 0:
+            return None
+        return self._net / self._tokens
