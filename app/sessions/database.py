@@ -193,9 +193,15 @@ class Database:
         if self._version() == 0:
             self._use_wal()
             self._create()
-        if self._version() != VERSION:
+        version = self._version()
+        if version < VERSION:
             raise SessionError(
-                f"{self.path} was written by another version of headrace",
+                f"{self.path} was written by an older version of headrace, whose sessions cannot be read",
+                "move the file away to begin anew, or set HEADRACE_HOME to another folder",
+            )
+        if version > VERSION:
+            raise SessionError(
+                f"{self.path} was written by a newer version of headrace",
                 "update headrace, or set HEADRACE_HOME to another folder",
             )
 

@@ -277,8 +277,13 @@ def test_nul_and_surrogate_characters_are_replaced(store: SessionStore) -> None:
     assert store.session(session.id).system == "?"
 
 
-@pytest.mark.parametrize("version", [1, VERSION + 1])
-def test_foreign_files_and_databases_of_other_versions_are_refused(tmp_path: Path, version: int) -> None:
+@pytest.mark.parametrize(
+    ("version", "words", "hint"),
+    [(1, "older version", "move the file away"), (VERSION + 1, "newer version", "update headrace")],
+)
+def test_foreign_files_and_databases_of_other_versions_are_refused(
+    tmp_path: Path, version: int, words: str, hint: str
+) -> None:
     broken = tmp_path / "broken.db"
     broken.write_bytes(b"this is not a database, whatever its name says" * 100)
     with pytest.raises(SessionError, match="not a database"):
@@ -287,8 +292,9 @@ def test_foreign_files_and_databases_of_other_versions_are_refused(tmp_path: Pat
     with sqlite3.connect(other) as connection:
         connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
-    with pytest.raises(SessionError, match="another version of headrace"):
+    with pytest.raises(SessionError, match=words) as refused:
         SessionStore(other)
+    assert (refused.value.hint or "").startswith(hint)
     (tmp_path / "file").touch()
     with pytest.raises(SessionError):
         SessionStore(tmp_path / "file" / "sessions.db")
