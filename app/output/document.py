@@ -6,10 +6,18 @@ Guard: tests/app/output/test_document.py.
 import io
 import json
 import math
+import shlex
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Document = dict[str, Any]
+
+
+def typed_command() -> str:
+    """Return the command line for a document's `command`, with `\\xHH` for bytes that are not UTF-8."""
+    words = (word.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for word in sys.argv[1:])
+    return shlex.join(["headrace", *words])
 
 
 def json_text(document: object, indent: int | None = 2) -> str:

@@ -7,8 +7,6 @@ Guards: tests/app/cli/test_bench.py and tests/app/bench/test_speculation.py.
 """
 
 import os
-import shlex
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -44,6 +42,7 @@ from headrace.app.bench.measure.setup import EngineSetup, check_threads
 from headrace.app.config.load_options import PACKED, HostsChoice, activations_choice, kv_choice
 from headrace.app.hosts.load import load_on_hosts
 from headrace.app.hosts.start import Ranks
+from headrace.app.output.document import typed_command
 from headrace.app.output.progress import drawn_progress
 from headrace.app.predict.fit_store import store_fit
 from headrace.app.predict.step_cost_fit import fit_step_cost
@@ -283,7 +282,7 @@ def _measure(options: MeasureOptions, host: Machine, opened: _Opened, show: Show
         after = _measure_after_rounds(options, models[0].network, results)
     return RunDocument(
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        command=shlex.join(["headrace", *sys.argv[1:]]),
+        command=typed_command(),
         interrupted=interrupted,
         rounds=rounds,
         device=replace(device_facts(host, memory), measured_compute_gflop_s=after.compute_gflop_s),

@@ -6,8 +6,6 @@ other programs with the same functions. Guard: tests/app/bench/quality/test_qual
 """
 
 import hashlib
-import shlex
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +20,7 @@ from headrace.app.bench.measure.run import use_threads
 from headrace.app.bench.measure.setup import EngineSetup
 from headrace.app.bench.quality.figures import BLOCK, ComparedKind, QualityResult, quality_result
 from headrace.app.bench.quality.text import DEPTHS, SCORED, SHIPPED, Passage, passages, read_text
+from headrace.app.output.document import typed_command
 from headrace.app.output.progress import NumberedStages, drawn_progress
 from headrace.app.versions import versions
 from headrace.models.loading.divergence import Divergence, divergence
@@ -254,7 +253,7 @@ def document(
     file = options.text or SHIPPED
     return QualityDocument(
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        command=shlex.join(["headrace", *sys.argv[1:]]),
+        command=typed_command(),
         interrupted=interrupted,
         device=device_facts(machine(), None),
         reference=model_facts(reference),

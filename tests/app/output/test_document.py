@@ -2,10 +2,11 @@
 
 import json
 import math
+import sys
 
 import pytest
 
-from headrace.app.output.document import json_text
+from headrace.app.output.document import json_text, typed_command
 from headrace.app.server.form import json_bytes
 
 VALUES = {"a": [math.inf, -math.inf, 1.5], "b": {"c": (math.nan, "x\ud800")}, "d": True}
@@ -19,3 +20,8 @@ def no_number(name: str) -> None:
 def test_infinity_and_nan_are_null(text: str | bytes) -> None:
     read = json.loads(text, parse_constant=no_number)
     assert read == {"a": [None, None, 1.5], "b": {"c": [None, "x\ud800"]}, "d": True}
+
+
+def test_a_command_with_bytes_that_are_not_utf_8_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["headrace", "bench", "--text", "m\udcffll é"])
+    assert typed_command() == "headrace bench --text 'm\\xffll é'"
