@@ -1,12 +1,13 @@
 """Other programs' names for commands and options; help texts show headrace's own.
 
-`commands.py` asks `own_option` for every option, `meant` for a word that is no command, and `instead_of` for an option
-that a command lacks. A command that leaves headrace gets a row in `_MEANT`, an option one in `_INSTEAD`.
+`commands.py` asks `own_option` for every option, `meant` and `meant_in` for a word that is no command or subcommand,
+and `instead_of` for an option that a command lacks. A command that leaves headrace gets a row in `_MEANT`, an option
+one in `_INSTEAD` or `_INSTEAD_IN`.
 
 Guard: tests/app/cli/test_commands.py.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 # Without dashes, as click normalizes options.
 _OPTIONS = {
@@ -36,8 +37,15 @@ _MEANT = {
     "tui": "chat",
     "test": "verify",
 }
+_QUANTIZE = "`headrace pull NAME --quantize 4` keeps a quantized copy, which runs by its own name"
 # Options that no command has, or few -> hint for the others.
-_INSTEAD = {"--quantize": "`headrace pull NAME --quantize 4` keeps a quantized copy, which runs by its own name"}
+_INSTEAD = {"--quantize": _QUANTIZE, "--group-size": _QUANTIZE}
+# Options that one command lacks, or whose value it refuses -> hint.
+_INSTEAD_IN = {
+    ("headrace bench", "--output"): "`--json` prints one JSON document; `headrace bench --help` shows the options",
+    ("headrace bench", "--save"): "`--json > FILE` keeps the document, which `headrace bench compare` reads",
+    ("headrace sessions export", "--json"): "`--format json` writes JSON",
+}
 
 
 def own_option(name: str) -> str:
@@ -56,6 +64,15 @@ def meant(word: str, commands: Iterable[str]) -> str | None:
     return words[near[0]]
 
 
-def instead_of(option: str) -> str | None:
-    """Return a hint for an option that the command does not have; None without any."""
-    return _INSTEAD.get(option)
+def meant_in(word: str, subcommands: Collection[str]) -> str | None:
+    """Return the subcommand for a word that is none; None if none has its meaning."""
+    own = _MEANT.get(word.lower())
+    return own if own in subcommands else None
+
+
+def instead_of(option: str, command: str) -> str | None:
+    """Return a hint for an option that a command does not have, or refuses the value of; None without any.
+
+    command: with the program's name, such as `headrace bench`.
+    """
+    return _INSTEAD_IN.get((command, option), _INSTEAD.get(option))

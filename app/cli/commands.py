@@ -15,7 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from headrace.app.cli import completion  # noqa: F401 (registers the shells' completion with click)
-from headrace.app.cli.aliases import instead_of, meant, own_option
+from headrace.app.cli.aliases import instead_of, meant, meant_in, own_option
 from headrace.app.cli.say import say
 from headrace.app.cli.standard_streams import OutputError, ReaderGoneError, silence_stdout
 from headrace.runtime.config import environment
@@ -299,11 +299,20 @@ def _hint_to_install(error: ModuleNotFoundError) -> str:
 
 def _usage_lines(error: click.UsageError) -> tuple[str, str]:
     """Return the message and the hint for a wrong command line."""
-    if isinstance(error, click.NoSuchOption) and (hint := instead_of(error.option_name)):
-        return f"no such option '{error.option_name}'", hint
     command = PROGRAM
     if error.ctx is not None:
         command = error.ctx.command_path
+    if isinstance(error, click.NoSuchOption) and (hint := instead_of(error.option_name, command)):
+        return f"no such option '{error.option_name}'", hint
+    if isinstance(error, click.BadParameter) and error.param is not None:
+        hint = instead_of(error.param.opts[-1], command)
+        if hint:
+            return _click_text(error), hint
+    word = getattr(error, "command_name", None)  # of click.NoSuchCommand, which older versions do not have
+    if isinstance(word, str) and error.ctx is not None and isinstance(error.ctx.command, click.Group):
+        near = meant_in(word, error.ctx.command.commands)
+        if near:
+            return f"no such command {word!r:.80}", f"did you mean {command} {near}?"
     return _click_text(error), f"`{command} --help` shows the options"
 
 

@@ -235,6 +235,28 @@ def test_an_unknown_command_is_one_line_and_a_hint(
     assert len(said.err.splitlines()) == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("bench -o json", "`--json` prints"),
+        ("bench --save x.json", "`--json > FILE`"),
+        ("models info smollm2-135m", "did you mean headrace models show?"),
+        ("models remove smollm2-135m", "did you mean headrace models rm?"),
+        ("sessions delete last", "did you mean headrace sessions rm?"),
+        ("sessions export last --json", "`--format json`"),
+        ("run --group-size 64 hi", "`headrace pull NAME --quantize 4`"),
+    ],
+)
+def test_a_removed_command_or_option_has_a_hint(
+    arguments: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["headrace", *arguments.split()])
+    assert run_command_line() == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert len(said.splitlines()) == 2
+
+
 def test_an_invalid_environment_variable_stops_every_command(
     headrace: Headrace, calls: list[Call], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
