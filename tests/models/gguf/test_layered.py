@@ -470,7 +470,6 @@ def test_broken_files_are_one_error(
         convert(write_layered(tmp_path / "m.gguf", variant, tensors=tensors))
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("variant", "changes", "message"),
     [

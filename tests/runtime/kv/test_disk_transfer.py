@@ -88,7 +88,6 @@ def test_a_prompt_with_another_end_uses_the_stored_prefix(network: Decoder, stor
     assert cache.length == common_prefix(changed, CHAT)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("which", range(4))
 @pytest.mark.parametrize("harm", ["gone", "torn", "changed", "another's"])
 def test_blocks_after_a_damaged_one_are_computed_again(

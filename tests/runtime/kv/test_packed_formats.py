@@ -116,7 +116,6 @@ def test_kv_from_disk_have_the_same_bits(decoder: Decoder, tmp_path: Path) -> No
     assert mx.array_equal(say(decoder, back, [7, 8]), say(decoder, cache, [7, 8]))
 
 
-@pytest.mark.sampled(3)
 def test_no_bytes_of_other_sequences_are_written_to_disk(decoder: Decoder, tmp_path: Path) -> None:
     for name, before in (("fresh", []), ("used", [5] * (4 * BLOCK))):
         pool = pool_of(decoder, LIMIT, b"key")

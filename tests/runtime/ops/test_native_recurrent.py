@@ -173,7 +173,6 @@ MIXERS += [("ssm", None), ("conv", None), ("conv", "ungated"), ("conv", "silu")]
 MIXERS += [("scan", None), ("wkv", None), ("wkv", "values"), ("shift", None)]
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(("kind", "norm"), MIXERS)
 def test_mixers_match_the_reference(kind: str, norm: str | None) -> None:
     spec = mixer(kind, norm=norm)
