@@ -72,18 +72,24 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("nightly")
 
 
+def _is_worker(config: pytest.Config) -> bool:
+    """Return whether this is a process of xdist: a pytest that a test starts inherits the environment's variables."""
+    return hasattr(config, "workerinput")
+
+
 def pytest_collection(session: pytest.Session) -> None:
     """Import the test files of the whole suite, in each process in another order.
 
     In a new clone all files have to be compiled, which takes longer than importing them: one process reads what another
     has compiled. pytest then collects the imported modules, in the same order in each process.
     """
-    worker = os.environ.get("PYTEST_XDIST_WORKER")
-    if worker is None or session.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+    config = session.config
+    if not _is_worker(config) or config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
         return
     folder = Path(__file__).parent
     files = sorted(folder.rglob("test_*.py"))
-    first = len(files) * int(worker.removeprefix("gw")) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    first = len(files) * int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+    first //= int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     for file in files[first:] + files[:first]:
         name = ".".join(file.relative_to(folder.parent).with_suffix("").parts)
         with suppress(Exception, pytest.skip.Exception):  # pytest imports it again, and reports the error
@@ -172,7 +178,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         stderr = item.config.stash[fault_handler_stderr_fd_key]
         faulthandler.dump_traceback_later(HANG_S + _REARM_S, exit=True, file=stderr)
         _armed_at = now
-    if "PYTEST_XDIST_WORKER" not in os.environ or item.config.getoption("durations") is not None:
+    if not _is_worker(item.config) or item.config.getoption("durations") is not None:
         return None
     _run_with_few_reports(item, nextitem)
     return True
