@@ -104,6 +104,7 @@ def load_tokenizer(file: Path) -> "Tokenizer":
     with library_errors(f"{file.name} cannot be read"):
         content = read_side_file(file, MAX_TOKENIZER_BYTES)
         check_parts(content, MAX_TOKENIZER_PARTS)
+        _check_keys(content)
         _check(msgspec.json.decode(content, type=_Document))
         with panics_hidden():
             return Tokenizer.from_buffer(content)
@@ -145,6 +146,31 @@ class _Document(msgspec.Struct):
     normalizer: Any = None
     pre_tokenizer: Any = None
     decoder: Any = None
+
+
+class _Key:
+    """A key of a JSON object. Each is another one, so that none takes the place of an equal one in a dict."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+def _check_keys(content: bytes) -> None:
+    """Raise ValueError for a repeated key of a tokenizer.json or of its model.
+
+    The library builds the document's part at each of the keys, and only the last one would be checked. In all other
+    objects, it takes the last one or fails.
+    """
+
+    def values_of(data: bytes | msgspec.Raw) -> dict[str, msgspec.Raw]:
+        pairs = msgspec.json.decode(data, type=dict[_Key, msgspec.Raw], dec_hook=lambda _, text: _Key(text))
+        values = {key.text: value for key, value in pairs.items()}
+        if len(values) < len(pairs):
+            raise ValueError("a key is repeated")
+        return values
+
+    if model := values_of(content).get("model"):
+        values_of(model)
 
 
 def _check(document: _Document) -> None:

@@ -137,6 +137,21 @@ def test_other_lines_pass_where_panics_are_hidden(capfd: pytest.CaptureFixture[s
     assert capfd.readouterr().err == "a line\nanother line\n"
 
 
+@pytest.mark.parametrize(
+    ("text", "repeated"),
+    [
+        ('"model":', '"model": {"type": "BPE", "continuing_subword_prefix": "\u00e9", "vocab": {"\u20ac": 0, "a": 1, '
+         '"a\u20ac": 2, "\u00e9b": 3}, "merges": [["a", "\u20ac"]]}, "model":'),
+        ('"vocab":', '"vocab": {}, "v\\u006fcab":'),
+    ],
+)  # fmt: skip
+def test_a_repeated_key_hides_nothing(tmp_path: Path, text: str, repeated: str) -> None:
+    file = write(tmp_path) / "tokenizer.json"
+    file.write_text(file.read_text().replace(text, repeated), "utf-8")
+    with pytest.raises(CheckpointError, match="a key is repeated"):
+        Tokenizer.load(tmp_path)
+
+
 @pytest.mark.parametrize("prefix", ["\\u0046ixedLength", "Fixed\\u004cength"])
 def test_names_written_as_escapes_hide_nothing(tmp_path: Path, prefix: str) -> None:
     write(tmp_path, pre_tokenizer={"type": "FixedLength", "length": 0})
