@@ -131,9 +131,9 @@ def keep_byte_names(tokenizer: "Tokenizer") -> None:
 class _Model(msgspec.Struct):
     """The model of a tokenizer.json. Few checks need the vocabulary and the merges, which take long to parse."""
 
-    type: Any = None
-    unk_token: Any = None
-    continuing_subword_prefix: Any = None
+    type: str | None = None
+    unk_token: str | None = None
+    continuing_subword_prefix: str | None = None
     vocab: msgspec.Raw = msgspec.Raw(b"{}")
     merges: msgspec.Raw = msgspec.Raw(b"[]")
 
@@ -142,7 +142,7 @@ class _Document(msgspec.Struct):
     """The parts of a tokenizer.json that can be unsafe."""
 
     model: _Model
-    added_tokens: Any = None
+    added_tokens: list[Any] | None = None
     normalizer: Any = None
     pre_tokenizer: Any = None
     decoder: Any = None
@@ -190,14 +190,16 @@ def _check(document: _Document) -> None:
     needs_unknown = model.type in ("WordPiece", "WordLevel")
     if needs_unknown or _LARGE_ID.search(model.vocab):
         vocab = msgspec.json.decode(model.vocab)
+        if not isinstance(vocab, Mapping):  # a unigram model's is a list, without ids
+            vocab = {}
         if needs_unknown and model.unk_token not in vocab:
             raise ValueError(f"the {model.type} model has no unknown token in its vocabulary")
-        if isinstance(vocab, Mapping):
-            ids += vocab.values()
+        ids += vocab.values()
     if any(isinstance(index, int) and index >= LARGEST_ID for index in ids):
         raise ValueError("a token has an id out of range")
     if prefix := model.continuing_subword_prefix:
-        _check_merges(msgspec.json.decode(model.merges), len(prefix.encode()))
+        merges = msgspec.json.decode(model.merges, type=list[str | tuple[str, str]] | None)
+        _check_merges(merges or [], len(prefix.encode()))
 
 
 def check_added(texts: Iterable[str]) -> None:
@@ -271,7 +273,7 @@ def _growth(part: Mapping[str, Any]) -> float:
     return _GROWTHS.get(str(part.get("type")), 1.0)
 
 
-def _check_merges(merges: list[Any], prefix: int) -> None:
+def _check_merges(merges: list[str | tuple[str, str]], prefix: int) -> None:
     """Check merges: the library drops `prefix` bytes of each right side, and aborts inside a character."""
     for merge in merges:
         if isinstance(merge, str):

@@ -137,6 +137,35 @@ def _expect_refusal(tmp_path: Path, parts: dict[str, Any], capfd: pytest.Capture
     assert capfd.readouterr().err == ""
 
 
+WORDS = {"type": "WordLevel", "unk_token": "?", "vocab": {"a": 0, "?": 1}}
+
+
+@pytest.mark.parametrize(
+    ("parts", "fault"),
+    [
+        ({"model": None}, "Expected `object`"),
+        ({"model": BPE | {"type": ["BPE"]}}, r"\$\.model\.type"),
+        ({"model": BPE | {"continuing_subword_prefix": 3}}, r"\$\.model\.continuing_subword_prefix"),
+        ({"model": BPE | {"continuing_subword_prefix": "#", "merges": 3}}, "Expected `array"),
+        ({"model": BPE | {"continuing_subword_prefix": "#", "merges": [3]}}, "Expected `str"),
+        ({"model": BPE | {"continuing_subword_prefix": "#", "merges": [["a"]]}}, "Expected `array` of length 2"),
+        ({"model": WORDS | {"unk_token": ["?"]}}, r"\$\.model\.unk_token"),
+        ({"model": WORDS | {"vocab": None}}, "no unknown token"),
+        ({"model": WORDS | {"vocab": 5}}, "no unknown token"),
+        ({"added_tokens": 5}, r"\$\.added_tokens"),
+    ],
+)
+def test_a_part_of_another_type_is_named(tmp_path: Path, parts: dict[str, Any], fault: str) -> None:
+    with pytest.raises(CheckpointError, match=f"^tokenizer.json cannot be read: .*{fault}"):
+        Tokenizer.load(write(tmp_path, **parts))
+
+
+def test_merges_of_null_are_left_to_the_library(tmp_path: Path) -> None:
+    model = BPE | {"continuing_subword_prefix": "#", "merges": None}
+    with pytest.raises(CheckpointError, match="^(?!.*NoneType)"):
+        Tokenizer.load(write(tmp_path, model=model))
+
+
 def test_other_lines_pass_where_panics_are_hidden(capfd: pytest.CaptureFixture[str]) -> None:
     with panics_hidden():
         os.write(2, b"a line\nthread '<unnamed>' (7) panicked at x.rs:1:2:\nno\nstack backtrace:\n")
