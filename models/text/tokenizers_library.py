@@ -129,7 +129,7 @@ def keep_byte_names(tokenizer: "Tokenizer") -> None:
 
 
 class _Model(msgspec.Struct):
-    """The model of a tokenizer.json. Few checks need the vocabulary and the merges, which take long to parse."""
+    """The model of a tokenizer.json. The vocabulary and the merges, which take long to parse, stay text."""
 
     type: str | None = None
     unk_token: str | None = None
@@ -174,7 +174,10 @@ def _check_keys(content: bytes) -> None:
 
 
 def _check(document: _Document) -> None:
-    """Raise ValueError, or the error of broken structure, for every part that can panic later or abort."""
+    """Raise ValueError, or msgspec's error for another type, for every part that can panic later or abort.
+
+    The library refuses other broken parts itself.
+    """
     pattern_size = 0
     for step in (document.normalizer, document.pre_tokenizer, document.decoder):
         for part in parts_of(step):
