@@ -162,7 +162,7 @@ def test_a_part_of_another_type_is_named(tmp_path: Path, parts: dict[str, Any], 
 
 def test_merges_of_null_are_left_to_the_library(tmp_path: Path) -> None:
     model = BPE | {"continuing_subword_prefix": "#", "merges": None}
-    with pytest.raises(CheckpointError, match="^(?!.*NoneType)"):
+    with pytest.raises(CheckpointError, match=r"^(?!.*NoneType)"):
         Tokenizer.load(write(tmp_path, model=model))
 
 
