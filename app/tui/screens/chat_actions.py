@@ -202,11 +202,10 @@ class ChatActions:
 
     def _compare_with(self, setup: AnswerSetup) -> None:
         """Compare with a setup, after a question if its model has to be downloaded."""
-        from headrace.app.chat.download_plan import check_model_name
-
-        another = setup.model_name != AnswerSetup.of(self._state.conversation.session).model_name
+        conversation = self._state.conversation
+        another = setup.model_name != AnswerSetup.of(conversation.session).model_name
         if another:
-            check_model_name(setup.model_name)
+            conversation.check_model(setup.model_name)
         if not another or not self._fetch_first(setup.model, lambda: self._start_comparison(setup)):
             self._start_comparison(setup)
 
