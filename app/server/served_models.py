@@ -144,8 +144,12 @@ class ServedModels:
             raise ApiError(503, message, "unavailable", retry_after=5) from None
 
     def _is_first(self, model: InstalledModel, card: ModelCard) -> bool:
-        """Return whether a model is that of the start, which a path may name."""
-        return model.name == card.name or model.stored_as == self.first.spec.name
+        """Return whether a model is that of the start, which a path may name.
+
+        The name alone is not enough with an adapter: two folders may have adapters of one name.
+        """
+        same_name = model.name == card.name and "+" not in model.name
+        return same_name or model.stored_as == self.first.spec.name
 
     def _engine(self, model: InstalledModel) -> ServedEngine:
         engine = self._others.get(model.name)

@@ -13,7 +13,7 @@ from headrace.app.config.load_options import ModelSpec
 from headrace.app.server import served_models
 from headrace.app.server.engine import ServedEngine
 from headrace.app.server.errors import ApiError
-from headrace.app.server.models import InstalledModel, model_named
+from headrace.app.server.models import InstalledModel, installed_models, model_named
 from headrace.app.server.served_models import ServedModels, memory_needed
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.shape_sources import shape_of_checkpoint
@@ -196,6 +196,14 @@ def test_a_colon_before_an_adapter_is_a_plus_sign_unless_a_model_has_that_name()
     assert model_named("tuned:latest", [adapted]) is adapted
     assert model_named("Tuned:Latest", [adapted, tagged]) is tagged
     assert model_named("tuned+latest", [tagged, adapted]) is adapted
+
+
+def test_adapters_of_one_name_in_two_folders_are_two_models(tmp_path: Path) -> None:
+    base = write_chat_model(tmp_path / "tiny")
+    names = [f"{base}+{tmp_path / folder / 'lora'}" for folder in ("x", "y")]
+    models = installed_models(names)
+    assert [model_named(name, models) for name in names] == models
+    assert models[0].name != models[1].name
 
 
 def test_needed_memory_is_that_of_weights_kv_and_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
