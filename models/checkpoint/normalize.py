@@ -50,7 +50,7 @@ def normalized(config: Mapping[str, object], tensors: Collection[str] = ()) -> d
 def _unnested(config: dict[str, object]) -> dict[str, object]:
     """Return an omni model's config with the text part of its thinker, which reads and writes text, as its own."""
     thinker = config.get("thinker_config")
-    if not isinstance(thinker, dict) or "text_config" in config or "text_config" not in thinker:
+    if not isinstance(thinker, dict) or config.get("text_config") or "text_config" not in thinker:
         return config
     return {**config, "text_config": thinker["text_config"]}
 

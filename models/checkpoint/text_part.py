@@ -23,6 +23,7 @@ BODIES = (
     "language_model.model.",
     "model.language_model.",
     "model.text_model.",
+    "thinker.language_model.model.",  # mlx-vlm's copies
     "thinker.model.",
     "model.",
     "backbone.",
@@ -31,7 +32,14 @@ BODIES = (
 )
 # Names of the embedding table below the prefix of the layers, by which that prefix is recognized
 _TABLES = ("embed_tokens", "embeddings", "word_embeddings", "wte", "embed_in", "tok_embeddings", "token_embeddings")
-_HEADS = ("language_model.lm_head.", "thinker.lm_head.", "lm_head.", "output.", "embed_out.")
+_HEADS = (
+    "language_model.lm_head.",
+    "thinker.language_model.lm_head.",
+    "thinker.lm_head.",
+    "lm_head.",
+    "output.",
+    "embed_out.",
+)
 _DRAFTS = ("mtp.", "model.mtp_layers.")  # prefixes of layers that draft tokens
 # Keys of the outer config that the text part inherits.
 _OUTER = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization", "vocab_size")

@@ -101,16 +101,23 @@ def test_text_parts_that_mlx_lm_lacks_give_the_logits_of_a_text_only_model(
     assert greedy(whole, KERNELS[0]) == greedy(alone, KERNELS[0])
 
 
-@pytest.mark.parametrize(("family", "variant"), [("qwen3_omni_moe", "qwen3-moe"), ("qwen2_5_omni", "qwen2")])
+@pytest.mark.parametrize(
+    ("family", "variant", "prefix"),
+    [
+        ("qwen3_omni_moe", "qwen3-moe", "thinker."),
+        ("qwen2_5_omni", "qwen2", "thinker."),
+        ("qwen2_5_omni", "qwen2", "thinker.language_model."),  # as mlx-vlm's copies have it
+    ],
+)
 def test_the_thinker_of_an_omni_model_gives_the_logits_of_a_text_only_model(
-    tmp_path: Path, family: str, variant: str
+    tmp_path: Path, family: str, variant: str, prefix: str
 ) -> None:
     """Its config and its tensors are a level deeper; the talker, which speaks, is not loaded."""
     alone = write_model(tmp_path / "alone", variant)
     text = json.loads((alone / "config.json").read_text())
     arrays = mx.load(str(alone / "model.safetensors"))
     assert isinstance(arrays, dict)
-    renamed = {f"thinker.{name}": array for name, array in arrays.items()}
+    renamed = {f"{prefix}{name}": array for name, array in arrays.items()}
     others = ("thinker.visual.patch.weight", "thinker.audio_tower.conv1.weight", "talker.model.norm.weight")
     whole = tmp_path / "whole"
     whole.mkdir()
