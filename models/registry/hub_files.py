@@ -68,7 +68,7 @@ def choose_files(
         return templates + [name for name in root if name in weights or name.endswith(_SIDE_FILES)]
     if any(map(is_gguf, names)):
         return _all_parts(choose_gguf(names, repo), names, repo)
-    if folders := _model_folders(names):
+    if "model_index.json" not in names and (folders := _model_folders(names)):  # such a folder is a part of a pipeline
         shown = " or ".join(ascii(f"{repo}/{folder}") for folder in folders[:_SHOWN_FOLDERS])
         raise CheckpointError(f"{repo} has weights that headrace reads in folders alone", f"pass {shown:.300}")
     if any(name.endswith(PICKLE_SUFFIXES) for name in names):

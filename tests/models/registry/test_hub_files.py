@@ -91,6 +91,8 @@ def test_a_repository_with_models_in_folders_alone_names_them() -> None:
     with pytest.raises(HeadraceError, match="org/name/a has weights that headrace reads in folders") as caught:
         choose_files([*names, *others], REPO, "a")
     assert caught.value.hint == "pass 'org/name/a/b'"
+    with pytest.raises(HeadraceError, match="no weights that headrace reads"):  # parts of a pipeline of images
+        choose_files(["model_index.json", *(f"text_encoder/{name}" for name in model)], REPO)
 
 
 @pytest.mark.parametrize("file", ["modeling.py", "model.bin", "model.safetensors", "sub/evil.py"])
