@@ -142,10 +142,13 @@ def _refuse_other_hosts(text: str) -> None:
         hint = _SCHEMES.get(kind, "download its file or folder, and pass that")
         raise UsageError(f"models are not fetched from {kind}:// addresses", hint)
     address = _ADDRESS.fullmatch(text)
-    if address is None or not (address[1] or address[2] in _ELSEWHERE):
+    if address is None:
         return
-    hint = _ELSEWHERE.get(address[2], "download its file or folder, and pass that")
-    raise UsageError(f"models are not fetched from {address[2]}", hint)
+    host = address[2].lower()
+    if not (address[1] or host in _ELSEWHERE):
+        return
+    hint = _ELSEWHERE.get(host, "download its file or folder, and pass that")
+    raise UsageError(f"models are not fetched from {host}", hint)
 
 
 def _with_tag(name: str, tag: str) -> str:
