@@ -386,28 +386,33 @@ def _messages(given: str | Sequence[Message], name: str = "messages") -> Sequenc
     return read_messages(messages, strict=True, where=name)
 
 
-def _model_name(name: object) -> str | None:
-    if name is None:
+def _text_or_path(value: object, what: str) -> str | None:
+    """Return a text or a path as a text; None for None. Raises UsageError for others and an empty one.
+
+    what: the value is, for errors.
+    """
+    if value is None:
         return None
-    if isinstance(name, PathLike):
-        name = fspath(name)
-    if not isinstance(name, str) or not name:
-        raise UsageError(f"the name of a model must be a text or a path, not {shown(name)}")
-    return name
+    if isinstance(value, PathLike):
+        value = fspath(value)
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"{what} must be a text or a path, not {shown(value)}")
+    return value
+
+
+def _model_name(name: object) -> str | None:
+    return _text_or_path(name, "the name of a model")
 
 
 def _name_with_adapter(name: str | None, adapter: object) -> str | None:
     """Return BASE+ADAPTER; the name itself without an adapter. Raises UsageError for a model that has one."""
-    if adapter is None:
+    after_plus = _text_or_path(adapter, "adapter")
+    if after_plus is None:
         return name
-    if isinstance(adapter, PathLike):
-        adapter = fspath(adapter)
-    if not isinstance(adapter, str) or not adapter:
-        raise UsageError(f"adapter must be a text or a path, not {shown(adapter)}")
     base = name or DEFAULT_MODEL
     if split_adapter(base)[1] is not None:
         raise UsageError(f"adapter: {base} has an adapter already", "name its base model")
-    return f"{base}+{adapter}"
+    return f"{base}+{after_plus}"
 
 
 def _whole(name: str, value: object, *, least: int = 1) -> int:
