@@ -60,10 +60,10 @@ def installed_models(only: Sequence[str] | None = None) -> list[InstalledModel]:
     for name in only:
         base, adapter = split_adapter(name)
         model = model_named(base, models) or _local(base)
-        if model is not None and adapter is not None:
-            model = replace(model, name=name_with(model.name, adapter), stored_as=f"{model.stored_as}+{adapter}")
         if model is None:
             continue
+        if adapter is not None:
+            model = replace(model, name=name_with(model.name, adapter), stored_as=f"{model.stored_as}+{adapter}")
         if any(model.name == other.name for other in chosen):  # adapters of one name in two folders
             model = replace(model, name=model.stored_as)
         chosen.append(model)
