@@ -39,7 +39,6 @@ from headrace.runtime.errors import HeadraceError, UsageError
 from headrace.runtime.metrics.telemetry import Summary
 
 _POLL_S = 0.05  # between two polls: text appears within that time
-
 # Lines after a choice about a full context.
 _CHOSEN = {"summarise": "(summarising the oldest turns)", "new": "a new session"}
 _HELP_END = """\

@@ -89,7 +89,7 @@ CREATE TRIGGER messages_changed AFTER UPDATE OF content ON messages BEGIN
 END;
 """
 VERSION = 5
-"""Of _SCHEMA, in the file's `user_version`."""
+"""The version of _SCHEMA, in the file's `user_version`."""
 
 # SQL: text appended to a message that is not folded into it yet.
 APPENDED = """

@@ -130,7 +130,7 @@ def _unnest_rope(config: dict[str, object]) -> None:
     kind = full.get("rope_type") or full.get("type") or "default"
     scaling = {key: value for key, value in full.items() if key not in ("rope_theta", "partial_rotary_factor")}
     scaling |= {"type": kind, "rope_type": kind}
-    # Of the type "axial" are positions along several axes, as images have; it states no factors either.
+    # The type "axial" has positions along several axes, as images have; it states no factors either.
     config["rope_scaling"] = None
     if kind not in ("default", "axial"):
         config["rope_scaling"] = scaling

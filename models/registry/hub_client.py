@@ -28,7 +28,6 @@ from headrace.runtime.machine.background import run_in_background
 MAX_API_BYTES = 64 << 20  # of a response of the hub's API
 _DOWNLOAD_CHUNK = 256 << 10  # bytes between two reports of progress
 _SLACK_BYTES = 32 << 20  # allowed beyond the size that the hub states
-
 _NAME = re.compile(r"[A-Za-z0-9_+=:-][A-Za-z0-9._+=:-]{0,199}")  # a digest, say; no slash, and no dot at the beginning
 # Values of these become names of files and folders in the cache.
 _NAMES_IN_HEADERS = ("etag", "x-linked-etag", "x-repo-commit", "x-xet-hash")

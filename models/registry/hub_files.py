@@ -16,7 +16,6 @@ from headrace.runtime.errors import CheckpointError, ModelNotFoundError, Unsuppo
 # Config, tokenizer, chat template, merges, and tokenizers in other formats.
 _SIDE_FILES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
 _NAMED_TEMPLATE = re.compile(r"additional_chat_templates/[^/]+\.jinja")  # additional_chat_templates/tool_use.jinja
-
 # The format in a file's name: `Q4_K_M` of qwen3-4b-q4_k_m.gguf and of model.Q4_K_M-00001-of-00002.gguf.
 # No underscore may follow: Q4_0_4_4 is another format than Q4_0, and this pattern has no name for it.
 _QUANTIZATION = re.compile(

@@ -121,10 +121,10 @@ class _Ranks:
         keys = _key(parts[positions[waiting]], parts[following[waiting]])
         slots = self._slots_of(keys)
         while len(waiting):
-            found = self._slots[slots]
-            is_merge = self._keys[found] == keys
-            ranks[waiting[is_merge]] = found[is_merge]
-            goes_on = ~is_merge & (found < self._none)
+            candidates = self._slots[slots]
+            is_merge = self._keys[candidates] == keys
+            ranks[waiting[is_merge]] = candidates[is_merge]
+            goes_on = ~is_merge & (candidates < self._none)
             waiting = waiting[goes_on]
             keys = keys[goes_on]
             slots = (slots[goes_on] + 1) % len(self._slots)

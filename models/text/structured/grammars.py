@@ -50,7 +50,7 @@ _COUNTED = re.compile(r"\b(max_tokens|temperature|stop)\b")  # need tokens to be
 # In llguidance's messages: the fault of a regular expression, and keywords.
 _IN_REGEX = re.compile(r"^error: (.+)$", re.MULTILINE)
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.+)\]")
-# Of llguidance: bounds on memory (a lexer state takes 1 to 2 kB) and on the length of errors. Its own limits on time
+# llguidance's bounds on memory (a lexer state takes 1 to 2 kB) and on the length of errors. Its own limits on time
 # stay: tens of milliseconds for a grammar and for a mask.
 _LIMITS: dict[str, Any] = {
     "max_lexer_states": 50_000,
