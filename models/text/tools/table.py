@@ -22,11 +22,9 @@ from msgspec import Struct
 from headrace.models.text.recipients import MARK
 from headrace.models.text.template_rules import TemplateRules
 from headrace.models.text.tokenizer import Tokenizer
-from headrace.models.text.tools import deepseek, gemma, json_forms, llama, mistral, nested, pythonic, tagged_forms
+from headrace.models.text.tools import gemma, json_forms, llama, nested, pythonic, tagged_forms
 from headrace.models.text.tools.call import Tool
 from headrace.models.text.tools.form import MarkupTokens, ToolForm
-from headrace.models.text.tools.functionary import Functionary
-from headrace.models.text.tools.harmony import Harmony
 from headrace.models.text.tools.markup import Markup
 from headrace.models.text.tools.use import ToolUse
 from headrace.models.text.tools.written import KEYS, NAMES, VALUES, Calls, Written, learn
@@ -38,8 +36,8 @@ _MARKUP = [
     *tagged_forms.GLM_TAGS,
     *json_forms.GRANITE_MARKUP,
     *llama.MARKUP,
-    *mistral.MARKUP,
-    *deepseek.MARKUP,
+    *json_forms.MISTRAL_MARKUP,
+    *json_forms.DEEPSEEK_MARKUP,
     *gemma.MARKUP,
     *gemma.OLDER,
     *pythonic.MARKUP,
@@ -59,7 +57,12 @@ def _python_list(marks: MarkupTokens, tools: Mapping[str, Tool], source: str) ->
 
 def _mistral(marks: MarkupTokens, _tools: Mapping[str, Tool], source: str) -> ToolForm:
     """Return Mistral's form, with identifiers if the template writes them."""
-    return mistral.Mistral(marks, writes_ids=mistral.CALL_ID in source)
+    return json_forms.Mistral(marks, writes_ids=json_forms.CALL_ID in source)
+
+
+def _deepseek(marks: MarkupTokens, _tools: Mapping[str, Tool], source: str) -> ToolForm:
+    """Return the form of DeepSeek 3, R1 or 3.1: that of the former two has a fence."""
+    return json_forms.DeepSeek(marks, fenced="```json" in source)
 
 
 def _deepseek_tagged(marks: MarkupTokens, tools: Mapping[str, Tool], source: str) -> ToolForm:
@@ -67,12 +70,12 @@ def _deepseek_tagged(marks: MarkupTokens, tools: Mapping[str, Tool], source: str
     section = "function_calls"
     if "｜DSML｜tool_calls" in source:
         section = "tool_calls"
-    return Written(marks, tools, deepseek.tagged_markup(section))
+    return Written(marks, tools, tagged_forms.deepseek_markup(section))
 
 
 FORMS: dict[str, tuple[tuple[str, ...], Maker]] = {
-    "harmony": (("<|channel|>", "<|message|>", "to=functions."), lambda marks, _, __: Harmony(marks)),
-    "deepseek": (("tool▁calls▁begin",), lambda marks, _, source: deepseek.DeepSeek(marks, fenced="```json" in source)),
+    "harmony": (("<|channel|>", "<|message|>", "to=functions."), lambda marks, _, __: json_forms.Harmony(marks)),
+    "deepseek": (("tool▁calls▁begin",), _deepseek),
     "deepseek tagged": (("｜DSML｜",), _deepseek_tagged),
     "mistral": (("[TOOL_CALLS]",), _mistral),
     "gemma": (("<|tool_call>", "<tool_call|>"), lambda marks, tools, _: gemma.Gemma(marks, tools)),
@@ -83,7 +86,7 @@ FORMS: dict[str, tuple[tuple[str, ...], Maker]] = {
     "granite": (("<|tool_call|>",), lambda marks, _, __: json_forms.Granite(marks)),
     "hermes": (("<tool_call>",), lambda marks, _, __: json_forms.Hermes(marks)),
     "muse": (("to=self<|message|>",), lambda marks, tools, _: tagged_forms.Muse(marks, tools)),
-    "functionary": ((f"{MARK}all",), lambda marks, tools, _: Functionary(marks, tools)),
+    "functionary": ((f"{MARK}all",), lambda marks, tools, _: json_forms.Functionary(marks, tools)),
     "llama": (("<|start_header_id|>", "parameters"), lambda marks, tools, _: llama.Llama(marks, tools)),
     "llama 4": (("<|header_start|>",), lambda marks, tools, _: llama.Llama(marks, tools, llama.TAGS_4)),
     "pythonic": ((pythonic.BEGIN,), lambda marks, tools, _: pythonic.Pythonic(marks, tools)),

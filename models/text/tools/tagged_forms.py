@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from headrace.models.text.thinking_forms import CALL_BEGIN, CALL_MESSAGE
-from headrace.models.text.tools.call import Reading, Tool, no_call
+from headrace.models.text.tools.call import KINDS, Reading, Tool, no_call
 from headrace.models.text.tools.form import MarkupTokens, one_call, quoted
 from headrace.models.text.tools.markup import Markup
 from headrace.models.text.tools.tagged import tagged_call
@@ -32,6 +32,26 @@ GLM = Markup(
 <arg_value>Paris</arg_value>
 </tool_call>
 """
+
+
+def deepseek_markup(section: str) -> Markup:
+    """Return the markup of DeepSeek 3.2 and 4. section: the name of the tag around calls.
+
+    <｜DSML｜function_calls><｜DSML｜invoke name="get_weather">
+    <｜DSML｜parameter name="city" string="true">Paris</｜DSML｜parameter></｜DSML｜invoke>...
+    """
+    tag = "｜DSML｜"
+    return Markup(
+        begin=f'<{tag}{section}>\n<{tag}invoke name="',
+        middle='">\n',
+        end=f"</{tag}invoke>\n</{tag}{section}>",
+        separator=f'</{tag}invoke>\n<{tag}invoke name="',
+        key_begin=f'<{tag}parameter name="',
+        key_end='" string="true">',
+        value_end=f"</{tag}parameter>\n",
+        typed_key_ends=dict.fromkeys(KINDS - {"string"}, '" string="false">'),
+    )
+
 
 _FUNCTION_BEGIN = "<function="
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")

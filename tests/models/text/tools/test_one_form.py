@@ -8,7 +8,7 @@ import pytest
 
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.models.text.tokenizer import Tokenizer
-from headrace.models.text.tools.deepseek import MARKUP as DEEPSEEK
+from headrace.models.text.tools.json_forms import DEEPSEEK_MARKUP as DEEPSEEK
 from headrace.models.text.tools.json_forms import GRANITE_MARKUP as GRANITE
 from headrace.models.text.tools.stream import ToolStream
 from headrace.models.text.tools.table import form_of
