@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from headrace.runtime.engine.request import Event, SequenceFailed, Step, TokenLogprobs
-from headrace.runtime.kv.block_table import BlockTable
+from headrace.runtime.kv.paged import BlockTable
 from headrace.runtime.ops import BLOCK
 
 TOP = 8  # most likely tokens, for which log probabilities are compared

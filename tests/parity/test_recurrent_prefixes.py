@@ -9,8 +9,8 @@ import pytest
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
 from headrace.runtime.kv.backend import KVOptions, PassRow, one_pass
-from headrace.runtime.kv.block_table import BlockTable
 from headrace.runtime.kv.disk import DiskStore
+from headrace.runtime.kv.paged import BlockTable
 from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.ops import BLOCK, native
 from tests.support.mlx_lm_models import VOCAB, config_of, write_mlx_lm_model

@@ -9,10 +9,9 @@ from headrace.models.mlx_lm.cache import MlxLmCache
 from headrace.runtime.engine.prefill import ChunkSizer
 from headrace.runtime.engine.prefill import prefill as prefill_chunks
 from headrace.runtime.kv.backend import KVOptions
-from headrace.runtime.kv.block_table import BlockTable
 from headrace.runtime.kv.buffers import BufferPass
 from headrace.runtime.kv.cache import KVPass, PassRow
-from headrace.runtime.kv.paged import PagedPass
+from headrace.runtime.kv.paged import BlockTable, PagedPass
 from headrace.runtime.kv.slot_cache import SlotCache
 from headrace.runtime.ops import Phase
 

@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 
 from headrace.models.network.decoder import Decoder
-from headrace.runtime.kv.block_table import BlockTable
+from headrace.runtime.kv.paged import BlockTable
 from headrace.runtime.kv.paged_arrays import PagedArrays
 from headrace.runtime.kv.pool import BlockPool, make_pool
 from headrace.runtime.ops import BLOCK

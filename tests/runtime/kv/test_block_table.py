@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
 from headrace.runtime.errors import PoolFullError
-from headrace.runtime.kv.block_table import NO_BLOCK, BlockTable
 from headrace.runtime.kv.cache import KVShape
 from headrace.runtime.kv.disk import DiskStore, StoredBlock, file_names, load_blocks
+from headrace.runtime.kv.paged import NO_BLOCK, BlockTable
 from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.kv.prefix_index import digest, matching_entries
 from headrace.runtime.metrics.cost import ROLLBACK

@@ -9,9 +9,8 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.network.decoder import Decoder
-from headrace.runtime.kv.block_table import NO_BLOCK
 from headrace.runtime.kv.cache import PassRow
-from headrace.runtime.kv.paged import PagedPass
+from headrace.runtime.kv.paged import NO_BLOCK, PagedPass
 from headrace.runtime.kv.slot_cache import SlotCache
 from headrace.runtime.ops import BLOCK, native, reference
 from tests.support.alone import Alone
