@@ -40,7 +40,7 @@ from headrace.runtime import ops
 from headrace.runtime.errors import UnsupportedModelError, UsageError
 from headrace.runtime.machine import memory
 from headrace.runtime.machine.background import report_if_slow, run_in_background
-from headrace.runtime.machine.command_buffers import limit_command_buffers
+from headrace.runtime.machine.hardware import limit_command_buffers
 from headrace.runtime.machine.out_of_memory import memory_errors
 from headrace.runtime.metrics.cost import LayerKV, held_bytes, longest_context
 from headrace.runtime.network import Network

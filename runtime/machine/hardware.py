@@ -10,6 +10,7 @@ tests/runtime/machine/machines/ with the files and outputs of tools (test_hardwa
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -20,7 +21,6 @@ from msgspec.structs import astuple
 
 from headrace.runtime.machine import hardware_text as text
 from headrace.runtime.machine.chips import Chip, find
-from headrace.runtime.machine.command_buffers import limit_command_buffers
 from headrace.runtime.machine.darwin import notify_state
 
 Backend = Literal["metal", "cuda", "cpu"]
@@ -279,3 +279,34 @@ def _scheduled_cpus() -> int:
     if affinity is None:
         return os.cpu_count() or 1
     return len(affinity(0))
+
+
+# --- limits of MLX that have to be set before it makes its device ----------------------------------------------
+
+VARIABLE = "MLX_MAX_OPS_PER_BUFFER"
+_MAX_KERNELS = 40  # MLX's limit on most chips
+_MIN_KERNELS = 8  # bounds the number of submissions
+_LAYER_KERNELS = 11  # kernels of a layer, at least
+_ASSUMED_LAYERS = 16  # layers of a model that is not known yet
+_BUFFERS = 12  # ten in flight, the open one, and one more
+
+
+def kernels_per_buffer(layers: int) -> int:
+    """Return the kernels of a Metal command buffer for a model of so many layers.
+
+    A step is encoded while the one before runs. MLX copies a layer's K/V buffers whole if they are written while a
+    command buffer that reads them is unfinished. Ten command buffers may be in flight, so that none of the step before
+    reads a layer's K/V any more where the ten hold less than a step. MLX's own limit, 40 or 50 kernels, is too high for
+    models of few layers. The limit is computed, not measured (`tests.bench.metal_simulator`).
+    """
+    return max(_MIN_KERNELS, min(_MAX_KERNELS, layers * _LAYER_KERNELS // _BUFFERS))
+
+
+def limit_command_buffers(layers: int = _ASSUMED_LAYERS) -> None:
+    """Set MLX's environment variable on a Mac, unless it is set. Does nothing once MLX has made its device.
+
+    Asking MLX about its device makes it, so `machine()` and loading call this first. Without a model the limit is one
+    for few layers.
+    """
+    if sys.platform == "darwin":
+        os.environ.setdefault(VARIABLE, str(kernels_per_buffer(layers)))

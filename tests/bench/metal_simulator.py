@@ -9,7 +9,7 @@ classes. Kernels and chains are those of `tests.bench.graph_counts`, bytes those
 - A command buffer ends after 40 kernels, or inputs of 40 Mi elements (50 of each on Max and Ultra chips), as MLX's
   source has it. Ten may be in flight; a buffer starts 3 us after its commit at the earliest.
 - K/V that an unfinished command buffer reads cannot be donated: a write then copies the layer's buffers whole.
-- headrace limits the kernels of a command buffer, see `runtime.machine.command_buffers`. Its K/V have
+- headrace limits the kernels of a command buffer, see `runtime.machine.hardware.kernels_per_buffer`. Its K/V have
   room for 1,024 tokens of output, mlx-lm's for up to 256.
 """
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from headrace.models.cost.step_shape import StepShape
 from headrace.models.registry.catalog import load_catalog
 from headrace.runtime.machine.chips import table
-from headrace.runtime.machine.command_buffers import kernels_per_buffer
+from headrace.runtime.machine.hardware import kernels_per_buffer
 from tests.bench.graph_counts import Counts, count_layer, mlx_lm_step, own_step
 
 MODELS = {  # catalog name -> family of `graph_counts`

@@ -8,8 +8,8 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.loading.load import load_model
-from headrace.runtime.machine import command_buffers, hardware, memory
-from headrace.runtime.machine.command_buffers import VARIABLE, kernels_per_buffer, limit_command_buffers
+from headrace.runtime.machine import hardware, memory
+from headrace.runtime.machine.hardware import VARIABLE, kernels_per_buffer, limit_command_buffers
 from tests.support.tiny_chat import write_chat_model
 
 
@@ -21,7 +21,7 @@ def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _mac(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command_buffers, "sys", SimpleNamespace(platform="darwin"))
+    monkeypatch.setattr(hardware, "sys", SimpleNamespace(platform="darwin"))
 
 
 def test_ten_buffers_hold_less_than_a_step_of_few_layers() -> None:
