@@ -17,9 +17,9 @@ from headrace.models.architectures.fields import text_section
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.cost.step_shape import StepShape
+from headrace.models.mlx_lm.cache import quantized
 from headrace.models.mlx_lm.costs import measure
 from headrace.models.mlx_lm.fixes import class_name
-from headrace.models.mlx_lm.kv import quantized
 from headrace.models.mlx_lm.load import load, of_config, refused
 from headrace.models.mlx_lm.ranked import ways
 from headrace.runtime.metrics.cost import LayerKV

@@ -2,7 +2,7 @@
 
 network.py    a class as a `runtime.network.Network`: load.py makes it, fixes.py corrects it, kernels.py and
               functions.py put our kernels into it, adapter.py adapters
-backend.py    its K/V: cache.py, kv.py (fewer bits), disk.py
-costs.py      the bytes of a step, from its graph (touched.py)
+backend.py    its K/V: caches (cache.py), prefixes, files
+costs.py      the bytes of a step, from its graph
 mtp.py, ranked.py, long_rope.py   prediction heads, several ranks, LongRoPE
 """

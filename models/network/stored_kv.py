@@ -1,4 +1,4 @@
-"""Storage format of our decoder's K/V: the requested one, or the reason against it. mlx-lm: `models.mlx_lm.kv`.
+"""Storage format of our decoder's K/V: the requested one, or the reason against it. mlx-lm: `models.mlx_lm.cache`.
 
 Unquantized formats are the operations' choice (`Ops.kv_format`): asking for f16 asks for that.
 

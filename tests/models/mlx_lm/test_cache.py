@@ -7,7 +7,7 @@ import pytest
 
 from headrace.models.mlx_lm.backend import PrefixCaches
 from headrace.models.mlx_lm.cache import MOST, MOST_BYTES, Mark, Marks, MlxLmCache
-from headrace.models.mlx_lm.touched import leaves
+from headrace.models.mlx_lm.costs import leaves
 from headrace.runtime.errors import EngineError
 
 pytestmark = pytest.mark.peer

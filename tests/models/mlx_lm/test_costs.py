@@ -15,8 +15,8 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from headrace.models.cost.mlx_lm_shape import shape_of_mlx_lm_config
 from headrace.models.cost.step_shape import total
+from headrace.models.mlx_lm.costs import leaves
 from headrace.models.mlx_lm.network import MlxLmNetwork
-from headrace.models.mlx_lm.touched import leaves
 from tests.models.mlx_lm.test_network import CONFIGS, WINDOW, load, write
 from tests.support.alone import new_cache, prefill
 from tests.support.every_module import config_of

@@ -9,7 +9,7 @@ from mlx.utils import tree_flatten
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.mlx_lm_shape import shape_of_mlx_lm_checkpoint
-from headrace.models.mlx_lm.kv import make_parts
+from headrace.models.mlx_lm.cache import make_parts
 from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request

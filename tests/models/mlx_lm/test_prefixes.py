@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from headrace.models.mlx_lm.disk import _pack, _unpack
+from headrace.models.mlx_lm.backend import _pack, _unpack
 from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.prefill import OPENING
