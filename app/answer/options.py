@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from headrace.models.text.structured.schema_check import schema_text
-from headrace.models.text.structured.source import GrammarSource
+from headrace.models.text.structured.grammar_source import GrammarSource, schema_text
 from headrace.models.text.thinking import LEVELS, Thinking
 from headrace.runtime.config.value_types import (
     JSONObject,

@@ -95,7 +95,7 @@ def is_schema(text: str) -> bool:
 
 def read_grammar_file(name: str) -> str:
     """Return the text of a file with a JSON schema or a grammar. Raises UsageError."""
-    from headrace.models.text.structured.schema_check import MAX_BYTES  # late: other files need no schemas
+    from headrace.models.text.structured.grammar_source import MAX_BYTES  # late: other files need no schemas
 
     try:
         path = Path(name).expanduser()

@@ -1,9 +1,9 @@
-"""Encoding of conversations, including the beginning of an answer.
+"""Encoding of conversations, including the beginning of an answer, and of texts to continue.
 
 Reasoning models wrap their thinking in `<think>` tags. If the template writes the opening tag at the end of the prompt,
 `opening` returns it, so that a stored answer contains the whole section.
 
-Guard: tests/models/text/test_chat_prompt.py.
+Guards: tests/models/text/test_chat_prompt.py and test_fill_in_middle.py.
 """
 
 import json
@@ -14,7 +14,6 @@ from typing import Any
 
 from headrace.models.text.adapt_messages import adapt_messages, with_argument_objects, with_calls
 from headrace.models.text.chat_template import Message
-from headrace.models.text.fill_in_middle import continued_text, fill_in_middle
 from headrace.models.text.template_rules import TemplateRules
 from headrace.models.text.template_text import TemplateText, concatenate
 from headrace.models.text.thinking import CLOSE, LEVELS, NO_TEXT, OPEN, OPENING, TextByKind, Thinking, read_tags
@@ -285,3 +284,63 @@ def _with_offer(messages: Sequence[Mapping[str, object]], tools: ToolUse, exampl
     while begin < len(messages) and messages[begin].get("role") in ("system", "developer"):
         begin += 1
     return [*messages[:begin], {"role": "system", "content": offer}, *messages[begin:]]
+
+
+# --- gaps in a text, for code models -------------------------------------------------------------------------
+
+# Tokens before the prefix, before the suffix, and after it. Sources of the orders: the model cards of StarCoder,
+# Qwen2.5-Coder, CodeGemma and DeepSeek-Coder (prefix, suffix, middle), and of Codestral (suffix, prefix).
+_GAP_FORMS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+)
+# Tokens before the suffix, and before the prefix after it.
+_SUFFIX_FIRST = ("[SUFFIX]", "[PREFIX]")
+_FILE_MARKS = (  # around the files of a repository
+    "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<fim_pad>", "<repo_name>", "<file_sep>", "<reponame>",
+    "<filename>", "<|file_separator|>",
+)  # fmt: skip
+
+
+def fill_in_middle(tokenizer: Tokenizer, prefix: str, suffix: str) -> list[int]:
+    """Return the prompt whose continuation is the text between both. Raises UsageError for a model without such tokens.
+
+    Raises what `Tokenizer.encode_prompt` raises.
+    """
+    vocabulary = {text: token for token, text in tokenizer.vocabulary().items()}
+    start = tokenizer.encode_prompt("")
+    before = tokenizer.encode(prefix)
+    after = tokenizer.encode(suffix)
+    for form in _GAP_FORMS:
+        if all(text in vocabulary for text in form):
+            opening, gap, end = (vocabulary[text] for text in form)
+            return [*start, opening, *before, gap, *after, end]
+    if all(text in vocabulary for text in _SUFFIX_FIRST):
+        first, second = (vocabulary[text] for text in _SUFFIX_FIRST)
+        return [*start, first, *after, second, *before]
+    raise UsageError("suffix: the model has no fill-in-the-middle tokens", "leave it out, or use a code model")
+
+
+def continued_text(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the prompt of a text to continue as it is.
+
+    Editors write the tokens of a gap into it. Where all of one family are there, and the model has them, they are
+    tokens; all other control tokens are text. Raises what `Tokenizer.encode_prompt` raises.
+    """
+    forms = (form for form in (*_GAP_FORMS, _SUFFIX_FIRST) if all(mark in text for mark in form))
+    form = next((form for form in forms if all(tokenizer.token_id(mark) is not None for mark in form)), None)
+    if form is None:
+        return tokenizer.encode_prompt(text)
+    marks = "|".join(re.escape(mark) for mark in (*form, *_FILE_MARKS) if tokenizer.token_id(mark) is not None)
+    ids = tokenizer.encode_prompt("")
+    for part in re.split(f"({marks})", text):
+        index = None
+        if re.fullmatch(marks, part):
+            index = tokenizer.token_id(part)
+        if index is None:
+            ids += tokenizer.encode(part)
+        else:
+            ids.append(index)
+    return ids

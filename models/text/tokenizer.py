@@ -21,7 +21,6 @@ from headrace.models.text.chat_template import ChatTemplate, Message, read_sourc
 from headrace.models.text.control_tokens import TURN_ENDS, ControlTokens, looks_like_markup, markup_in
 from headrace.models.text.detokenizer import Detokenizer, DetokenizerFactory, MarkedStream
 from headrace.models.text.encoding import MAX_TEXT, Encoder, limited
-from headrace.models.text.other_formats import read_other_format
 from headrace.models.text.recipients import RecipientStream, has_recipients
 from headrace.models.text.response_tags import ResponseStream, asks_for_tags
 from headrace.models.text.template_text import TemplateText
@@ -86,6 +85,8 @@ class Tokenizer:
             rust = load_tokenizer(file)
             keep_byte_names(rust)
         else:
+            from headrace.models.text.other_formats import read_other_format  # late: imports the library and numpy
+
             rust, configs["tokenizer_config.json"] = read_other_format(directory, configs["tokenizer_config.json"])
         rust.no_padding()
         rust.no_truncation()

@@ -5,8 +5,9 @@ SentencePiece merges the neighbours whose union has the best score, which equals
 Guard: tests/models/text/test_vocabulary.py.
 """
 
+import secrets
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,6 @@ from msgspec import Struct
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
 
-from headrace.models.text.used_merges import ID_BITS, Merges, Small, Tokens, used_merges
 from headrace.runtime.errors import CheckpointError
 
 # Kinds of tokens.
@@ -27,14 +27,18 @@ BYTE = 6
 SPECIAL = (CONTROL, UNKNOWN)  # kinds that match on request only
 SPACE_MARK = "\u2581"  # SentencePiece's space
 _UNMERGED = (CONTROL, UNKNOWN, USER_DEFINED, UNUSED, BYTE)  # kinds that merges neither make nor take
+_ID_BITS = 21  # of a token's id, and of a rank by score: three fit a number
+_LONGEST_EXAMINED = 24  # characters: the work for a token is quadratic in its length, and those in use have up to 20
+_MAX_EXAMINED = 1 << 21  # of all tokens: beyond any vocabulary in use, a choice would cost more than it saves
 _CODE_BITS = 21  # of a character
 # The limit for all tokens together. Each character needs up to 60 bytes, or 150 where merges are chosen. Gemma's tokens
 # have 1.4 million.
 _MAX_CHARACTERS = 1 << 23
 _PAIRS_AT_ONCE = 1 << 16  # whose ids are Python numbers at the same time, which take 40 bytes each
 
-Places = npt.NDArray[np.int64]
-"""Positions in a text, or in an array."""
+Integers = npt.NDArray[np.int64]
+Small = npt.NDArray[np.int32]  # ids, ranks and places: half the memory
+Flags = npt.NDArray[np.bool_]
 
 
 class Vocabulary(Struct, frozen=True):
@@ -104,7 +108,7 @@ def merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> Iterator
     # The tokens that may be merged, and their places in the text of all, one after another.
     tokens = vocabulary.tokens
     kinds = vocabulary.kinds
-    if len(tokens) >= 1 << ID_BITS:
+    if len(tokens) >= 1 << _ID_BITS:
         raise CheckpointError(f"the vocabulary has {len(tokens)} tokens")
     ids = np.array([index for index, text in enumerate(tokens) if text and kinds[index] not in _UNMERGED], np.int64)
     usable = [tokens[index] for index in ids.tolist()]
@@ -128,8 +132,8 @@ def merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> Iterator
 
     # One number for each merge, which sorts faster than three: rank by score, left, right.
     rank = np.unique(-np.asarray(scores, np.float64)[ids], return_inverse=True)[1]
-    keys = rank[made] << 2 * ID_BITS
-    keys |= left.astype(np.int64) << ID_BITS
+    keys = rank[made] << 2 * _ID_BITS
+    keys |= left.astype(np.int64) << _ID_BITS
     keys |= right
     order = np.argsort(keys)
     del keys
@@ -147,7 +151,7 @@ def _pairs(tokens: list[str], left: Small, right: Small) -> Iterator[tuple[str, 
         yield from zip(left_texts, right_texts, strict=True)
 
 
-def _tokens_along(codes: Places, first: Places, lengths: Places, *, step: int) -> Places:
+def _tokens_along(codes: Integers, first: Integers, lengths: Integers, *, step: int) -> Integers:
     """Return, for each character of a text of tokens, which token the part of its own token up to there is; -1: none.
 
     codes: the text's characters.
@@ -171,3 +175,125 @@ def _tokens_along(codes: Places, first: Places, lengths: Places, *, step: int) -
         part = part[~is_whole]
         length += 1
     return tokens
+
+
+class Merges(NamedTuple):
+    """Ids of two tokens and of the token that they become, for each merge, the best one first."""
+
+    left: Small
+    right: Small
+    made: Small
+
+
+class Tokens(NamedTuple):
+    """The tokens that merges take and make."""
+
+    ids: Integers
+    lengths: Integers  # in characters
+    codes: Integers  # characters of all tokens, one after the other
+
+
+def used_merges(merges: Merges, tokens: Tokens) -> Flags:
+    """Return which merges texts can use: one for each token.
+
+    Every split of a token into two others may be a merge, about two for each token, but texts use a single one of them.
+    All merges within the characters of a token precede it. Each of them was the best pair of the whole text, so it was
+    the best within these characters, too. They are thus merged as in a text of their own, and the last merge there is
+    the last one everywhere. Without the others, a tokenizer loads in half the time.
+
+    Others may be among them: those of tokens that no text becomes, of long tokens, and all of an enormous vocabulary.
+    """
+    num_merges = len(merges.made)
+    if not num_merges or len(tokens.codes) > _MAX_EXAMINED:
+        return np.ones(num_merges, bool)
+    num_splits = np.bincount(merges.made, minlength=int(tokens.ids.max()) + 1)
+    is_examined = np.zeros(len(num_splits), bool)
+    is_examined[tokens.ids[tokens.lengths <= _LONGEST_EXAMINED]] = True
+    is_examined &= num_splits > 1
+    used = ~is_examined[merges.made]
+
+    # The texts of all examined tokens side by side: tokens so far, the text of each, and the best merge of each with
+    # the next one. A character that is no token has the id -1, which no merge takes.
+    examined = is_examined[tokens.ids]
+    lengths = tokens.lengths[examined]
+    is_character = np.repeat(tokens.lengths == 1, tokens.lengths)
+    id_of = np.full(int(tokens.codes.max()) + 1, -1, np.int32)
+    id_of[tokens.codes[is_character]] = tokens.ids[tokens.lengths == 1]
+    parts = id_of[tokens.codes[np.repeat(examined, tokens.lengths)]]
+    text_of = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+    ranks = _Ranks(merges)
+    rank = ranks.at(parts, text_of, np.arange(len(parts)))
+
+    # One merge in each text at a time, until two parts become the token or no merge fits.
+    while len(parts):
+        starts = np.flatnonzero(np.diff(text_of, prepend=-1))
+        sizes = np.diff(starts, append=len(parts))
+        best = np.minimum.reduceat(rank, starts)
+        is_best = np.flatnonzero(rank == np.repeat(best, sizes))
+        first = is_best[np.flatnonzero(np.diff(text_of[is_best], prepend=-1))]  # the leftmost one of each text
+        has_merge = best < num_merges
+        used[best[has_merge & (sizes == 2)]] = True
+
+        goes_on = has_merge & (sizes > 2)
+        first = first[goes_on]
+        parts[first] = merges.made[best[goes_on]]
+        stays = np.repeat(goes_on, sizes)
+        stays[first + 1] = False
+        changed = np.cumsum(stays)[first] - 1  # where `first` is among those that stay
+        parts = parts[stays]
+        text_of = text_of[stays]
+        rank = rank[stays]
+        changed = np.concatenate([changed, changed[changed > 0] - 1])
+        rank[changed] = ranks.at(parts, text_of, changed)
+    return used
+
+
+class _Ranks:
+    """Merges by the tokens that they take: a hash table, which takes less time than binary searches."""
+
+    def __init__(self, merges: Merges) -> None:
+        self._none = len(merges.made)
+        num_bits = 2 + self._none.bit_length()
+        self._shift = np.uint64(64 - num_bits)
+        self._factor = np.uint64(secrets.randbits(64) | 1)  # nobody can choose tokens that meet in few slots
+        self._slots = np.full(1 << num_bits, self._none, np.int32)
+        self._keys = np.append(_key(merges.left, merges.right), -1)  # and that of no merge
+
+        # Those that find their slot taken try the next one.
+        waiting = np.arange(self._none, dtype=np.int32)
+        slots = self._slots_of(self._keys[:-1])
+        while len(waiting):
+            is_free = self._slots[slots] == self._none
+            self._slots[slots[is_free]] = waiting[is_free]
+            is_out = self._slots[slots] != waiting
+            waiting = waiting[is_out]
+            slots = (slots[is_out] + 1) % len(self._slots)
+
+    def at(self, parts: Small, text_of: Small, positions: Integers) -> Small:
+        """Return the ranks of the merges of the parts at `positions` with the next ones in their texts.
+
+        Where there is none, the rank is the number of merges.
+        """
+        ranks = np.full(len(positions), self._none, np.int32)
+        following = np.minimum(positions + 1, len(parts) - 1)
+        waiting = np.flatnonzero((text_of[following] == text_of[positions]) & (following > positions))
+        keys = _key(parts[positions[waiting]], parts[following[waiting]])
+        slots = self._slots_of(keys)
+        while len(waiting):
+            candidates = self._slots[slots]
+            is_merge = self._keys[candidates] == keys
+            ranks[waiting[is_merge]] = candidates[is_merge]
+            goes_on = ~is_merge & (candidates < self._none)
+            waiting = waiting[goes_on]
+            keys = keys[goes_on]
+            slots = (slots[goes_on] + 1) % len(self._slots)
+        return ranks
+
+    def _slots_of(self, keys: Integers) -> Integers:
+        """Return the slots in which keys are looked for first."""
+        return (keys.astype(np.uint64) * self._factor >> self._shift).astype(np.int64)
+
+
+def _key(left: Small, right: Small) -> Integers:
+    """Return a number for each pair of tokens."""
+    return left.astype(np.int64) << _ID_BITS | right

@@ -18,7 +18,7 @@ from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.options import AnswerOptions
 from headrace.models.loading.load import load_resolved
 from headrace.models.registry.resolve import resolve
-from headrace.models.text.structured.source import GrammarSource
+from headrace.models.text.structured.grammar_source import GrammarSource
 
 _QUESTION = "List five long rivers of the world with their length and country."
 _RIVER = {

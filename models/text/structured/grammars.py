@@ -17,16 +17,14 @@ from llguidance import LLMatcher, LLParserLimits
 from msgspec.structs import replace
 
 from headrace.models.text.structured import trial
+from headrace.models.text.structured.grammar_source import MAX_BYTES, GrammarKind, GrammarSource, schema_text
 from headrace.models.text.structured.json_scan import JsonTokens
 from headrace.models.text.structured.matcher import MatcherGrammar, first_line
-from headrace.models.text.structured.schema_check import MAX_BYTES, schema_text
-from headrace.models.text.structured.source import GrammarKind, GrammarSource
 from headrace.models.text.structured.token_trie import TokenTrie
 from headrace.models.text.structured.trial import Trial, TrialError
 from headrace.models.text.thinking import CLOSE, OPEN
 from headrace.models.text.tokenizer import Tokenizer
-from headrace.models.text.tools.form import ToolForm, quoted
-from headrace.models.text.tools.grammar import CallRules, call_rules
+from headrace.models.text.tools.form import CallRules, ToolForm, call_rules, quoted
 from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.config.typed import as_mapping
 from headrace.runtime.errors import UsageError

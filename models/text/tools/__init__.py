@@ -4,5 +4,5 @@ use.py       the tools of a request
 table.py     the form of a model: a row for each family, or markup that written.py learns from its template
 form.py      base of the forms, each of which reads and writes calls and has grammar rules; the files by family
 stream.py    an answer's text -> text and calls (call.py), those of a cut answer by cut.py
-grammar.py   the rules of a request's calls; tagged.py and value_rules.py have those of values
+tagged.py, value_rules.py   grammar rules of values
 """

@@ -3,6 +3,9 @@
 Control tokens of the markup that a detokenizer drops stand in the text as single characters (`MarkupTokens`), which no
 text of a model contains. So text that only spells such a token is not taken for it.
 
+`call_rules` makes the grammar of a request's calls: forced ones, and optional ones from the moment that their markup
+begins. The rules of one family are in its form.
+
 Guards: tests/models/text/tools/test_forms.py and test_round_trip.py.
 """
 
@@ -11,9 +14,12 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Mapping, Sequence
 
+from msgspec import Struct
+
 from headrace.models.text.tools.call import Reading, Tool, ToolCall, write_json_calls
 from headrace.models.text.tools.cut import cut_json_calls
 from headrace.models.text.tools.markup import Markup
+from headrace.models.text.tools.use import ToolUse
 
 _FIRST = 0xD800  # the first of the lone surrogates, which a detokenizer never returns; `_MARK` has all
 _MARK = re.compile("[\ud800-\udfff]")
@@ -57,7 +63,7 @@ class ToolForm(ABC):
     names: the tools that a cut call may name; None: any.
     markup: the texts around the parts of calls; None if they are JSON objects alone.
 
-    For the grammar of answers (`grammar.call_rules`). Its calls are `rule_begin` and the rule `rest`, see `rules`.
+    For the grammar of answers (`call_rules`). Its calls are `rule_begin` and the rule `rest`, see `rules`.
 
     rule_begin: the markup, as the model writes it, from which a call is constrained; "" for none. In Hermes' form:
         `<tool_call>`.
@@ -180,3 +186,49 @@ def quoted(text: str) -> str:
     if not text:
         return ""
     return json.dumps(text, ensure_ascii=False)
+
+
+class CallRules(Struct, frozen=True):
+    """Lark rules: `calls`, one or more of them, and `answer`, a text with or without calls.
+
+    forced: the answer is `calls`. `TEXT` is any text, and is defined elsewhere.
+    """
+
+    text: str
+    forced: bool
+
+
+def call_rules(form: ToolForm, use: ToolUse, literal: Callable[[str], str]) -> CallRules | None:
+    """Return the rules of a request's calls; None if no tool may be called.
+
+    literal: returns a text with control tokens as Lark.
+    """
+    tools = use.callable
+    if not tools:
+        return None
+    begin = literal(form.rule_begin)
+    more = ""
+    if use.parallel and form.separator is not None:
+        more = f"({literal(form.separator)} {begin} rest)*"
+    calls = f"calls: {begin} rest {more}"
+    if form.other_calls:
+        calls += f" | {form.other_calls}"
+    return CallRules("\n".join([calls, *_answer(form, begin, literal, use), form.rules(tools, literal)]), use.is_forced)
+
+
+def _answer(form: ToolForm, begin: str, literal: Callable[[str], str], use: ToolUse) -> list[str]:
+    """Return the rules of `answer`."""
+    if form.text_head:
+        return [f"answer: calls | {begin} {literal(form.text_head)} TEXT"]
+    if not form.rule_begin:
+        return ["answer: calls"]
+    if form.end_of_text:
+        call = f"{literal(form.rule_begin.removeprefix(form.end_of_text))} rest"
+        return [f"answer: TEXT ({literal(form.end_of_text)} ({call} | {literal(form.end_of_answer)})?)?"]
+    times = "*" if use.parallel else "?"
+    # `begin` as Lark: `<[7]>` for a control token, or literals before one. Text before the first control token belongs
+    # to TEXT, where a lone `<` is nothing special.
+    if "<[" in begin:
+        from_token = begin[begin.index("<[") :]
+        return [f"answer: (TEXT {from_token} rest){times} TEXT"]
+    return [f"answer: (before rest){times} TEXT", f"before[lazy]: /(.|\\n)*{literal_pattern(form.rule_begin)}/"]

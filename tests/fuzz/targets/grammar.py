@@ -5,9 +5,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+from headrace.models.text.structured.grammar_source import GrammarSource, schema_text
 from headrace.models.text.structured.grammars import Grammars
-from headrace.models.text.structured.schema_check import schema_text
-from headrace.models.text.structured.source import GrammarSource
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.form import MarkupTokens
 from headrace.models.text.tools.stream import ToolStream

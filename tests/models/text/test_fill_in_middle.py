@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.models.text.chat_prompt import ChatPrompt
-from headrace.models.text.fill_in_middle import fill_in_middle
+from headrace.models.text.chat_prompt import ChatPrompt, fill_in_middle
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.errors import UsageError
 from tests.support.tiny_chat import write_byte_tokenizer

@@ -15,7 +15,7 @@ import regex
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from headrace.models.text import sentencepiece_model
+from headrace.models.text import other_formats
 from headrace.models.text.detokenizer import byte_alphabet
 from headrace.models.text.longest_match import longest_match
 from headrace.models.text.tokenizer import Tokenizer
@@ -322,7 +322,7 @@ def test_tokens_beyond_a_vocabulary_are_added_at_once() -> None:
     calls: list[list[Any]] = []
     library = SimpleNamespace(add_tokens=calls.append, token_to_id=lambda text: int(text.strip("<>")))
     added = {index: {"content": f"<{index}>", "special": index % 2 == 0} for index in range(600, 700)}
-    sentencepiece_model._add(cast(Any, library), added, Path("tokenizer.model"))
+    other_formats._add(cast(Any, library), added, Path("tokenizer.model"))
     [tokens] = calls
     assert [token.special for token in tokens] == [True, False] * 50
 

@@ -8,7 +8,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers.models import BPE
 
-from headrace.models.text import used_merges
 from headrace.models.text import vocabulary as module
 from headrace.models.text.vocabulary import BYTE, CONTROL, NORMAL, USER_DEFINED, Vocabulary, merges_by_score
 from headrace.runtime.errors import CheckpointError
@@ -64,16 +63,16 @@ def test_a_token_has_one_merge() -> None:
 
 
 def test_a_long_token_keeps_all_its_merges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(used_merges, "_LONGEST", 2)
+    monkeypatch.setattr(module, "_LONGEST_EXAMINED", 2)
     vocabulary = Vocabulary(["a", "aa", "aaa", "aaaa"], [NORMAL] * 4)
     assert list(merges_by_score(vocabulary, [0.0] * 4)) == _plain_loop(vocabulary, [0.0] * 4)
 
 
 def test_a_large_vocabulary_keeps_all_merges(monkeypatch: pytest.MonkeyPatch) -> None:
     vocabulary = Vocabulary(["a", "aa", "aaa", "aaaa"], [NORMAL] * 4)
-    monkeypatch.setattr(used_merges, "_MAX_CHARACTERS", 10)
+    monkeypatch.setattr(module, "_MAX_EXAMINED", 10)
     assert list(merges_by_score(vocabulary, [0.0] * 4)) != _plain_loop(vocabulary, [0.0] * 4)
-    monkeypatch.setattr(used_merges, "_MAX_CHARACTERS", 9)
+    monkeypatch.setattr(module, "_MAX_EXAMINED", 9)
     assert list(merges_by_score(vocabulary, [0.0] * 4)) == _plain_loop(vocabulary, [0.0] * 4)
 
 

@@ -9,11 +9,10 @@ from typing import Any
 import psutil
 import pytest
 
+from headrace.models.text.structured.grammar_source import GrammarKind, GrammarSource, schema_text
 from headrace.models.text.structured.grammars import MAX_TEXT, Grammars, Thinks
-from headrace.models.text.structured.schema_check import schema_text
-from headrace.models.text.structured.source import GrammarKind, GrammarSource
 from headrace.models.text.tokenizer import Tokenizer
-from headrace.models.text.tools.grammar import CallRules
+from headrace.models.text.tools.form import CallRules
 from headrace.models.text.worker import Worker
 from headrace.runtime.errors import EngineError, UsageError
 from tests.support.patience import PATIENCE_S

@@ -17,9 +17,8 @@ import pydantic
 import pytest
 
 from headrace.app.answer.generation import plain_schema
+from headrace.models.text.structured.grammar_source import GrammarSource, schema_text
 from headrace.models.text.structured.grammars import Grammars
-from headrace.models.text.structured.schema_check import schema_text
-from headrace.models.text.structured.source import GrammarSource
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.errors import UsageError
 from tests.support.tiny_chat import write_byte_tokenizer

@@ -1,4 +1,6 @@
-"""A JSON schema as llguidance takes it: every answer that it then allows fits the schema as it was given.
+"""The text of a grammar, and a JSON schema as llguidance takes it: every answer that it then allows fits the schema.
+
+Options of an answer have these texts, so neither MLX nor llguidance is imported here.
 
 Keywords that cannot be honoured are refused by their path, those that llguidance loosens without a word too. Keywords
 that constrain nothing are left out. The rest is written so that llguidance cannot leave it:
@@ -16,7 +18,9 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
+
+from msgspec import Struct
 
 from headrace.runtime.errors import UsageError
 
@@ -50,6 +54,17 @@ _QUOTED = re.compile(r'["\\]')  # matched wrongly in the pattern of a key by llg
 _LOOKAROUND = re.compile(r"\(\?<?[=!]")  # `(?=`, `(?!`, `(?<=`, `(?<!`
 # Schemas that allow any value.
 _ANY: tuple[object, ...] = (True, {}, None)
+
+
+GrammarKind = Literal["schema", "regex", "grammar", "tools"]
+"""Kinds of grammars. `grammars.py` alone uses "tools", for calls of tools without a source."""
+
+
+class GrammarSource(Struct, frozen=True):
+    """A JSON schema as text (`schema_text`), a regular expression, or a Lark grammar."""
+
+    kind: GrammarKind
+    text: str
 
 
 def schema_text(schema: Mapping[str, object] | bool, *, masks_spell_keys: bool = True) -> str:
