@@ -10,9 +10,9 @@ from headrace.runtime.engine.decode import decode_step
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Event, Finished, Request, Step
 from headrace.runtime.kv.backend import KVBackend, KVOptions
-from headrace.runtime.kv.block_table import BlockTable
 from headrace.runtime.kv.buffers import BufferBackend
 from headrace.runtime.kv.cache import KVPass, PassRow
+from headrace.runtime.kv.paged import BlockTable
 from headrace.runtime.network import Network
 from headrace.runtime.ops import Projections
 from tests.support.alone import Alone, new_cache, prefill
