@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.app.answer.fields import Body, items, mapping
-from headrace.models.checkpoint.json_object import without_nulls
+from headrace.models.checkpoint.side_file import without_nulls
 from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.config.value_types import Flag, read_value, shown
 from headrace.runtime.errors import UsageError

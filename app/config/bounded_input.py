@@ -14,7 +14,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import NoReturn, cast
 
-from headrace.models.checkpoint.json_object import unique_keys
+from headrace.models.checkpoint.side_file import unique_keys
 from headrace.runtime.config.value_types import shown
 from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.units import format_bytes

@@ -33,7 +33,7 @@ from headrace.app.server.errors import ApiError
 from headrace.app.server.explain import prefix_of
 from headrace.app.server.form import named_event
 from headrace.app.server.parts import AnswerParts, CallPart, Part
-from headrace.models.checkpoint.json_object import without_nulls
+from headrace.models.checkpoint.side_file import without_nulls
 from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.config.value_types import OneOf, Text, shown
 from headrace.runtime.errors import UsageError

@@ -11,8 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from headrace.app.config.bounded_input import json_object
 from headrace.app.server.errors import ApiError, refused
-from headrace.models.checkpoint.json_object import is_deep
-from headrace.models.checkpoint.side_file import check_parts
+from headrace.models.checkpoint.side_file import check_parts, is_deep
 from headrace.runtime.errors import UsageError
 
 MAX_BODY = 32 << 20  # bytes

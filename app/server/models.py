@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from headrace.app.engine.model_card import ModelCard
 from headrace.models.architectures.fields import text_section
-from headrace.models.checkpoint.json_object import read_json_object
+from headrace.models.checkpoint.side_file import read_json_object
 from headrace.models.registry.adapters import name_with, split_adapter
 from headrace.models.registry.resolve import find_source
 from headrace.models.registry.source import LocalDirectory, LocalGGUF, path_exists

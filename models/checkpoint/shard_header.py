@@ -13,8 +13,7 @@ from collections.abc import Iterable
 from math import prod
 from pathlib import Path
 
-from headrace.models.checkpoint.json_object import MAX_PARTS, check_unicode, quote, unique_keys
-from headrace.models.checkpoint.side_file import check_inside, check_parts
+from headrace.models.checkpoint.side_file import MAX_PARTS, check_inside, check_parts, check_unicode, quote, unique_keys
 from headrace.models.checkpoint.tensor_info import DTYPE_BYTES, TensorInfo
 from headrace.runtime.errors import CheckpointError
 

@@ -9,8 +9,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-from headrace.models.checkpoint.json_object import read_json_object
-from headrace.models.checkpoint.side_file import has_side_file
+from headrace.models.checkpoint.side_file import has_side_file, read_json_object
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.runtime.config.paths import ASSETS
 from headrace.runtime.errors import CheckpointError

@@ -4,7 +4,7 @@ A period is in positions per radian: pair i of a head turns by position / period
 periods and, for YaRN and LongRoPE, the amplitude.
 
 A new scheme is a case in `make_rope` or `_scaled`, a name in `_ROPES` of `architectures.read`, a row of `_ROPE_NEEDS`
-in `checkpoint.config_types`, and a test in `tests/models/network/test_rope.py`.
+in `checkpoint.normalize`, and a test in `tests/models/network/test_rope.py`.
 """
 
 import math

@@ -36,8 +36,8 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type:
 from msgspec import Struct, field
 
 from headrace.models.checkpoint.adapter import CONFIG_FILE, WEIGHT_FILES
-from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.checkpoint.safetensors import refuse_code
+from headrace.models.checkpoint.side_file import read_json_object
 from headrace.models.checkpoint.split_files import is_gguf
 from headrace.models.registry.checksums import ByteProgress, hash_file
 from headrace.models.registry.hub_cache import remove_leftovers

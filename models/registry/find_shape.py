@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.models.checkpoint.gguf_link import LINK_FILE
-from headrace.models.checkpoint.json_object import read_json_object
+from headrace.models.checkpoint.side_file import read_json_object
 from headrace.models.cost.shape_sources import (
     has_shape,
     shape_of_checkpoint,

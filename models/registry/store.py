@@ -27,8 +27,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from headrace.models.checkpoint.json_object import without_nulls
 from headrace.models.checkpoint.safetensors import ORIGIN_FILE
+from headrace.models.checkpoint.side_file import without_nulls
 from headrace.models.registry.checksums import checksums
 from headrace.models.registry.progress import Progress, silent
 from headrace.runtime.config.files import DISK_FULL, read_regular, sync_file, sync_folder

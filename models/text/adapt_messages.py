@@ -13,8 +13,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from headrace.models.checkpoint.json_object import is_deep
-from headrace.models.checkpoint.side_file import check_parts
+from headrace.models.checkpoint.side_file import check_parts, is_deep
 from headrace.models.text.chat_template import Message, check_roles
 from headrace.models.text.template_rules import TemplateRules, named_id
 from headrace.models.text.template_text import TemplateText

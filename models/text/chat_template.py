@@ -12,8 +12,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from headrace.models.checkpoint.json_object import read_json_object
-from headrace.models.checkpoint.side_file import has_side_file, read_side_file
+from headrace.models.checkpoint.side_file import has_side_file, read_json_object, read_side_file
 from headrace.models.text.template_process import TemplateLimits, compile_template, render_template, variables_of
 from headrace.models.text.template_text import TemplateText
 from headrace.runtime.errors import CheckpointError, UsageError

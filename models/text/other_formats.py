@@ -15,8 +15,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE, Unigram
 
-from headrace.models.checkpoint.json_object import read_json_object, without_nulls
-from headrace.models.checkpoint.side_file import has_side_file, read_side_file
+from headrace.models.checkpoint.side_file import has_side_file, read_json_object, read_side_file, without_nulls
 from headrace.models.text.detokenizer import spelled
 from headrace.models.text.longest_match import read_world
 from headrace.models.text.tokenizers_library import (

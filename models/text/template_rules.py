@@ -14,7 +14,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from headrace.models.checkpoint.json_object import without_nulls
+from headrace.models.checkpoint.side_file import without_nulls
 from headrace.models.text.chat_template import ChatTemplate, Message
 from headrace.runtime.errors import CheckpointError
 

@@ -15,8 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.models.checkpoint.json_object import read_json_object
-from headrace.models.checkpoint.side_file import has_side_file
+from headrace.models.checkpoint.side_file import has_side_file, read_json_object
 from headrace.models.text.chat_template import ChatTemplate, Message, read_sources
 from headrace.models.text.control_tokens import TURN_ENDS, ControlTokens, looks_like_markup, markup_in
 from headrace.models.text.detokenizer import Detokenizer, DetokenizerFactory, MarkedStream

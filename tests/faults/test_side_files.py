@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.checkpoint.side_file import read_json_object
 from headrace.models.checkpoint.validation import check_sound
 from headrace.models.loading import load
 from headrace.models.loading.recommended import generation_defaults

@@ -1,14 +1,13 @@
 """Foreign matrices of a checkpoint and the tensors they become.
 
 `formats` makes them of headers; `checkpoint.arrays` converts the weights as they state. A checkpoint's `tensors` and
-`quantization` describe the result, so that nothing after it knows the foreign format. Layouts, each with the file that
-converts it:
+`quantization` describe the result, so that nothing after it knows the foreign format. Layouts:
 
-    scaled    E4M3 or int8, one scale for each block                             scaled.py
-    gptq      integers of 2, 4 or 8 bits, transposed, in words along K           packed.py
-    awq       integers of 4 bits, transposed, in words along N                   packed.py
-    packed    integers of 2, 4 or 8 bits, in words along K                       packed.py
-    nf4       codes of 4 bits into a table of values, one scale for each block   nf4.py
+    scaled    E4M3 or int8, one scale for each block
+    gptq      integers of 2, 4 or 8 bits, transposed, in words along K
+    awq       integers of 4 bits, transposed, in words along N
+    packed    integers of 2, 4 or 8 bits, in words along K
+    nf4       codes of 4 bits into a table of values, one scale for each block
 
 A new layout is a row here, a name in `Layout`, and a case of `_converted` in `checkpoint.arrays`. The headers of
 `Foreign.tensors` have to match the arrays that this function returns, as a test compares.
