@@ -3,8 +3,6 @@
 Guard: tests/app/verify/test_verify.py.
 """
 
-from functools import partial
-
 import click
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,7 +18,7 @@ from headrace.app.cli.model_options import (
     named_model_option,
 )
 from headrace.app.cli.say import print_json, say
-from headrace.runtime.errors import INTERRUPTED, NotEnoughMemoryError, UsageError
+from headrace.runtime.errors import INTERRUPTED, NotEnoughMemoryError
 
 
 class VerifyArguments(Struct, frozen=True):
@@ -29,7 +27,6 @@ class VerifyArguments(Struct, frozen=True):
     tokens: of each answer.
     sequences: requests, and the most that run at a time.
     seed: of prompts and joining times.
-    server: compare the interfaces instead.
     load: options of loading.
     """
 
@@ -37,7 +34,6 @@ class VerifyArguments(Struct, frozen=True):
     tokens: int
     sequences: int
     seed: int
-    server: bool
     as_json: bool
     load: LoadArguments
 
@@ -47,7 +43,6 @@ class VerifyArguments(Struct, frozen=True):
 @click.option("--tokens", type=click.IntRange(2, 1 << 20), default=24, metavar="N", help="Tokens per answer [24].")
 @click.option("--sequences", type=click.IntRange(1, 256), default=16, metavar="N", help="Sequences in a batch [16].")
 @click.option("--seed", type=click.IntRange(0), default=0, metavar="N", help="Seed of prompts and joining times [0].")
-@click.option("--server", is_flag=True, help="Compare run, batch, Python API and server instead.")
 @kv_option
 @activations_option
 @json_option
@@ -63,31 +58,22 @@ def verify(given: VerifyArguments) -> int:
     from headrace.app.cli.load_for_answers import load_noted, resolved_model
     from headrace.app.config.settings import chosen_model, load_settings
     from headrace.app.verify.checks import VerifyPlan
-    from headrace.app.verify.verify import show, verify_interfaces
+    from headrace.app.verify.verify import show
     from headrace.app.verify.verify import verify as run_checks
 
     settings = load_settings()
     hosts = given.load.hosts
-    if hosts is not None and given.server:
-        raise UsageError("--server compares programs on this machine", "leave out --hosts")
     resolved = resolved_model(chosen_model(given.model, settings), quiet=given.as_json)
     # Without the settings' context, which may be shorter than the checks need.
     spec = replace(given.load.spec(settings), context=None, hosts=None)
-    load_here = partial(load_noted, resolved, spec)
-    plan = VerifyPlan(given.tokens, given.sequences, given.seed)
-
-    if given.server:  # every interface runs in a process of its own
-        options = {"kv": spec.kv, "activations": spec.activations, "force": spec.force}
-        document = verify_interfaces(load_here, plan, resolved.path, options)
-    else:
-        loaded = load_noted(resolved, replace(spec, hosts=hosts))
-        alone = None
-        if hosts is not None:  # several machines are compared with this one alone, if the model fits here
-            try:
-                alone = load_here()
-            except NotEnoughMemoryError as error:
-                say(f"not compared with this machine alone: {error}", err=True)
-        document = run_checks(loaded, plan, alone)
+    loaded = load_noted(resolved, replace(spec, hosts=hosts))
+    alone = None
+    if hosts is not None:  # several machines are compared with this one alone, if the model fits here
+        try:
+            alone = load_noted(resolved, spec)
+        except NotEnoughMemoryError as error:
+            say(f"not compared with this machine alone: {error}", err=True)
+    document = run_checks(loaded, VerifyPlan(given.tokens, given.sequences, given.seed), alone)
     if given.as_json:
         print_json(document)
     else:

@@ -1,7 +1,7 @@
 """Address of an HTTP server, and server-sent events from it.
 
-Used by a chat with --connect, `headrace top`, `launch` and `verify --server`. Errors may have texts of the server:
-`reason` makes them safe to show.
+Used by a chat with --connect, `headrace top` and `launch`. Errors may have texts of the server: `reason` makes them
+safe to show.
 
 Guard: tests/app/engine/test_remote.py.
 """

@@ -207,10 +207,7 @@ def judged(
     note: a remark; empty without one.
     """
     verdicts = {_verdict(expected, comparison) for comparison in compared}
-
-    def text(token: int) -> str:
-        return tokenizer.token_text(token) if token >= 0 else "?"
-
+    text = tokenizer.token_text
     return CheckResult(
         name=name,
         result=next(verdict for verdict in ("differs", "near ties", "close", "equal") if verdict in verdicts),

@@ -1,25 +1,20 @@
 """A verification from model to document, and the document as a table; docs/verify.md describes both.
 
-`headrace verify` and `bench --report mac` call `verify`; `headrace verify --server` calls `verify_interfaces`. Ctrl-C
-ends either with the finished checks. `checks.py` and `interfaces.py` have the checks, `serving.py` the ways to serve,
-`trace.py` the comparison.
+`headrace verify` and `bench --report mac` call `verify`. Ctrl-C ends it with the finished checks. `checks.py` has the
+checks, `serving.py` the ways to serve, `trace.py` the comparison.
 
 Guard: tests/app/verify/test_verify.py.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-
 from msgspec import Struct
-from msgspec.structs import replace
 from rich.text import Text
 
 from headrace.app.output.progress import NumberedStages, drawn_progress
 from headrace.app.output.tables import Column, print_lines, print_table
 from headrace.app.verify.checks import CheckResult, Verification, VerifyPlan
-from headrace.app.verify.expectation import Expectation, expectation
-from headrace.app.verify.interfaces import Interfaces
+from headrace.app.verify.expectation import expectation
 from headrace.app.verify.trace import TOP, Flip
+from headrace.app.versions import versions
 from headrace.models.loading.load import LoadedModel
 from headrace.runtime import ops
 from headrace.runtime.ops import native
@@ -44,69 +39,43 @@ class VerifyDocument(Struct, frozen=True, kw_only=True):
     sequences: int
     seed: int
     top: int = TOP
-    interfaces: bool
     kernels: dict[str, str]
     threads: int | None
     checks: list[CheckResult]
     versions: dict[str, str]
 
 
-def document(model: str, expected: Expectation, plan: VerifyPlan, *, interfaces: bool = False) -> VerifyDocument:
-    """Return the document before any check. interfaces: answers are compared with those of `run`."""
-    from headrace.app.versions import versions
+def verify(loaded: LoadedModel, plan: VerifyPlan, here: LoadedModel | None = None) -> VerifyDocument:
+    """Run all checks with progress on stderr. An interrupted verification has not passed.
 
+    here: see `Verification`.
+    Raises UsageError for too short a context, and the engine's errors.
+    """
+    expected = expectation(loaded)
+    checks: list[CheckResult] = []
+    interrupted = False
+    try:
+        with drawn_progress() as progress:
+            stages = NumberedStages("check", progress)
+            for check in Verification(loaded, expected, plan, stages.tick, here).run(stages.begin):
+                checks.append(check)
+    except KeyboardInterrupt:
+        interrupted = True
     return VerifyDocument(
-        model=model,
-        passed=False,
-        interrupted=False,
+        model=loaded.name,
+        passed=all(check.passed for check in checks) and not interrupted,
+        interrupted=interrupted,
         exact_expected=expected.exact,
         tolerance=expected.tolerance,
         expectation=expected.reason,
         tokens=plan.tokens,
         sequences=plan.sequences,
         seed=plan.seed,
-        interfaces=interfaces,
         kernels=ops.describe(),
         threads=native.status().threads,
-        checks=[],
+        checks=checks,
         versions=versions(),
     )
-
-
-def verify(loaded: LoadedModel, plan: VerifyPlan, here: LoadedModel | None = None) -> VerifyDocument:
-    """Run all checks with progress on stderr. here: see `Verification`.
-
-    Raises UsageError for too short a context, and the engine's errors.
-    """
-    expected = expectation(loaded)
-    begun = document(loaded.name, expected, plan)
-    return _checked(begun, lambda stages: Verification(loaded, expected, plan, stages.tick, here).run(stages.begin))
-
-
-def verify_interfaces(
-    load: Callable[[], LoadedModel], plan: VerifyPlan, path: Path, options: Mapping[str, object]
-) -> VerifyDocument:
-    """Compare the interfaces: see `Interfaces`. load: loads the model; it is freed before the checks load it again."""
-    loaded = load()
-    expected = expectation(loaded)
-    begun = document(loaded.name, expected, plan, interfaces=True)
-    checks = Interfaces(loaded, expected, plan, path, options)
-    del loaded  # frees the weights: `checks` keeps the tokenizer alone
-    return _checked(begun, lambda stages: checks.run(stages.begin))
-
-
-def _checked(begun: VerifyDocument, run: Callable[[NumberedStages], Iterator[CheckResult]]) -> VerifyDocument:
-    """Return the document `begun` with the results of `run`. An interrupted verification has not passed."""
-    checks = list[CheckResult]()
-    interrupted = False
-    try:
-        with drawn_progress() as progress:
-            for check in run(NumberedStages("check", progress)):
-                checks.append(check)
-    except KeyboardInterrupt:
-        interrupted = True
-    passed = all(check.passed for check in checks) and not interrupted
-    return replace(begun, passed=passed, interrupted=interrupted, checks=checks)
 
 
 def show(document: VerifyDocument) -> None:
@@ -129,15 +98,10 @@ def show(document: VerifyDocument) -> None:
 def summary(document: VerifyDocument) -> list[str]:
     """Return the summary's lines."""
     checks = document.checks
-    compared = [f"log probabilities of the {document.top} most likely tokens"]
-    if document.interfaces:
-        reference = "run"
-    else:
-        reference = "each answer alone"
-        compared.insert(0, "all logits")
+    compared = f"tokens, all logits, log probabilities of the {document.top} most likely tokens"
     if any(check.kv_entries for check in checks):
-        compared.append("K/V entries")
-    lines = [f"{document.model}: {document.expectation}", f"compared with {reference}: tokens, {', '.join(compared)}"]
+        compared += ", K/V entries"
+    lines = [f"{document.model}: {document.expectation}", f"compared with each answer alone: {compared}"]
     flips = [(check, flip) for check in checks for flip in check.flips]
     lines += [_flip_line(check, flip) for check, flip in flips[:_FLIPS]]
     if len(flips) > _FLIPS:

@@ -148,9 +148,8 @@ def fork_engines() -> None:
     """Let this process fork the engines and servers that it starts from now on."""
     from headrace.app.cli.launch import command
     from headrace.app.engine import link
-    from headrace.app.verify import interfaces
 
-    for module in (command, link, interfaces):
+    for module in (command, link):
         module.subprocess = _SubprocessForks()  # type: ignore[attr-defined]
 
 

@@ -12,7 +12,6 @@ from click.testing import CliRunner, Result
 from headrace.app.cli.verify import verify
 from headrace.app.verify.checks import KVChange, Verification, VerifyPlan
 from headrace.app.verify.expectation import expectation
-from headrace.app.verify.interfaces import Interfaces
 from headrace.app.verify.trace import Trace, compare
 from headrace.models.gguf import convert_gguf
 from headrace.models.loading.load import LoadedModel, load_model
@@ -20,7 +19,6 @@ from headrace.models.network.decoder import Decoder
 from headrace.runtime import ops
 from headrace.runtime.engine.prefill import SMALLEST, ChunkBudget
 from headrace.runtime.engine.request import TokenLogprobs
-from headrace.runtime.errors import UsageError
 from headrace.runtime.ops import native
 from tests.models.gguf.build_layered import write_layered
 from tests.support.commands import headrace
@@ -69,8 +67,6 @@ def test_a_pipeline_of_two_ranks_has_the_bits_of_one_machine(model: Path) -> Non
     assert set(results.values()) == {"equal"}
     assert "alone, on this machine only" in results
     assert "after a restart, K/V from disk" not in results
-    with pytest.raises(UsageError, match="--server"):
-        invoke("-m", str(model), "--hosts", "localhost,localhost", "--server")
 
 
 @needs_kernels
@@ -172,29 +168,6 @@ def test_convolutions_do_not_depend_on_other_rows(tmp_path: Path) -> None:
     (target := tmp_path / "hybrid").mkdir()
     convert_gguf(write_layered(tmp_path / "m.gguf", "falcon-h1", matrices="Q8_0"), target)
     assert expectation(load_model(target, name="hybrid")).exact
-
-
-@needs_kernels
-def test_every_interface_gives_the_same_tokens(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
-    done = invoke("-m", str(model), "--tokens", "6", "--sequences", "2", "--server", "--json")
-    found = json.loads(done.stdout)
-    check(found, sections("verify.md")["The document"])
-    assert {row["result"] for row in found["checks"]} == {"equal"}, done.stdout
-    assert [row["tokens"] for row in found["checks"]] == [found["checks"][0]["tokens"]] * 6
-
-
-@needs_kernels
-def test_an_interface_with_other_logits_is_found(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Python API alone runs in this process."""
-    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
-    logits = Decoder.logits
-    monkeypatch.setattr(Decoder, "logits", lambda self, x: logits(self, x) * 1.001)
-    loaded = load(model)
-    rows = Interfaces(loaded, expectation(loaded), VerifyPlan(4, 1), model, {}).run()
-    row = next(rows)
-    assert (row.name, row.result) == ("Python API, alone", "differs")
-    assert row.largest_gap > 0
 
 
 def test_ctrl_c_prints_the_finished_checks(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ CHECKS = [
 ]  # fmt: skip
 VERIFIED = VerifyDocument(
     model="qwen3-8b", passed=True, interrupted=False, exact_expected=True, tolerance=0.0, expectation="", tokens=1,
-    sequences=1, seed=0, interfaces=False, kernels={}, threads=None, checks=CHECKS, versions={},
+    sequences=1, seed=0, kernels={}, threads=None, checks=CHECKS, versions={},
 )  # fmt: skip
 
 
