@@ -41,6 +41,7 @@ from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.config.typed import typed
 from headrace.runtime.engine.request import check_ids
 from headrace.runtime.errors import UnsupportedModelError, UsageError
+from headrace.runtime.machine.memory import reading_weights, release_unused
 from headrace.runtime.metrics.units import format_bytes
 from headrace.runtime.network import Network
 
@@ -155,7 +156,9 @@ def quantize(options: QuantizeOptions) -> Quantized:
             )
 
         # Measure every part, then choose a format for each within the budget.
-        measurements = _measure(source, options, progress)
+        with reading_weights():  # keeps less freed memory
+            measurements = _measure(source, options, progress)
+        release_unused()  # the given weights
         sensitivities = measurements.sensitivities
         parts_options = [sensitivities.options(part) for part in source.parts]
         chosen = _choose(source, parts_options, options.budget, target)

@@ -23,6 +23,7 @@ from headrace.models.loading.mixed_quantization import FORMATS, PlainModel, Weig
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.config.files import read_cache, touch_cache, write_cache
 from headrace.runtime.config.paths import cache_dir
+from headrace.runtime.machine.memory import release_unused
 from headrace.runtime.network import Network
 
 _VERSION = 2  # of the measurement; a change makes stored ones void
@@ -105,9 +106,9 @@ class Sensitivities:
                 continue
             stages.begin(number, len(parts), part.name)
             importance = importances.get(part.name)
-            arrays = self._model.arrays()  # new ones for each part: those that are read stay in memory
-            kl = fmean(reference.compare(trial(self._model, arrays, decoder, part, importance)).kl)
-            errors = squared_errors(self._model, arrays, part, importance)
+            errors = squared_errors(self._model, part, importance)
+            kl = fmean(reference.compare(trial(self._model, decoder, part, importance)).kl)
+            release_unused()
             self._measured[part.name] = {"kl": kl, "squared_errors": errors}
             write_cache(self._file, self._measured)
 

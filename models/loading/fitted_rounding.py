@@ -51,6 +51,20 @@ def rounded(matrix: mx.array, groups: Groups, importance: mx.array | None = None
     return Weight(data, scales, biases, groups.bits, groups.group_size)
 
 
+def through_rounding(matrix: mx.array, groups: Groups, importance: mx.array | None = None) -> mx.array:
+    """Return the plain matrix that a rounded one stands for, in the matrix's type. For affine formats.
+
+    Pieces are rounded and dequantized one by one: MLX's arrays for a whole table of tokens take ten times its memory.
+    """
+    flat, importance_of = _flat(matrix, importance)
+    values = mx.zeros_like(flat)
+    for rows in _pieces(flat):
+        weight = Weight(*_affine(flat[rows], groups, importance_of(rows)), groups.bits, groups.group_size)
+        values[rows] = dequantized(weight, matrix.dtype)
+        mx.eval(values)  # in place
+    return values.reshape(matrix.shape)
+
+
 def dequantized(weight: Weight, dtype: mx.Dtype) -> mx.array:
     """Return the plain matrix that a rounded one stands for."""
     assert weight.scales is not None

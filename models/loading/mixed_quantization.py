@@ -30,7 +30,7 @@ from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.tensor_info import FLOATS, TensorInfo
 from headrace.models.checkpoint.text_part import TextCheckpoint, text_part
 from headrace.models.loading.decoder_choice import own_decoder
-from headrace.models.loading.fitted_rounding import dequantized, rounded, squared_error, stored_bytes
+from headrace.models.loading.fitted_rounding import rounded, squared_error, stored_bytes, through_rounding
 from headrace.models.loading.keep_quantized import matrix_tensors, write_side_files
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.parameters import Parameters
@@ -221,12 +221,9 @@ def _layer_of(name: str) -> int | None:
     return int(match[1])
 
 
-def trial(
-    model: PlainModel, arrays: dict[str, Any], decoder: Decoder, part: WeightGroup, importance: mx.array | None
-) -> Decoder:
+def trial(model: PlainModel, decoder: Decoder, part: WeightGroup, importance: mx.array | None) -> Decoder:
     """Return the decoder with one part rounded to its probe format. Only that layer's weights are in memory twice.
 
-    arrays: of `PlainModel.arrays`; it keeps those of the layer, which are read here.
     importance: of the part's columns; None: all are alike.
     """
 
@@ -234,8 +231,7 @@ def trial(
         rounded_arrays = dict(named)
         for module in part.shapes:
             name = f"{module}.weight"
-            matrix = loaded(named[name])
-            rounded_arrays[name] = dequantized(rounded(matrix, part.probe, importance), matrix.dtype)
+            rounded_arrays[name] = through_rounding(loaded(named[name]), part.probe, importance)
         return rounded_arrays
 
     parameters = Parameters(
@@ -243,19 +239,15 @@ def trial(
         decoder.ops,
         decoder.dtype,
         take=round_part,
-        read=lambda _checkpoint: arrays,
+        read=lambda _checkpoint: model.arrays(),
         part=model.text,
     )
     return decoder.with_part(parameters, part.layer)
 
 
-def squared_errors(
-    model: PlainModel, arrays: Mapping[str, Any], part: WeightGroup, importance: mx.array | None
-) -> list[float]:
-    """Return the squared error of the part's weights in each of its formats, by the importance of columns.
-
-    arrays: of `PlainModel.arrays`.
-    """
+def squared_errors(model: PlainModel, part: WeightGroup, importance: mx.array | None) -> list[float]:
+    """Return the squared error of the part's weights in each of its formats, by the importance of columns."""
+    arrays = model.arrays()
     matrices = [loaded(arrays[model.text.stored[f"{module}.weight"]]) for module in part.shapes]
     return [sum(squared_error(matrix, groups, importance) for matrix in matrices) for groups in part.formats]
 

@@ -130,11 +130,11 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, call: int) -> list[str]:
     measured: list[str] = []
     original = sensitivity.trial
 
-    def trial(plain: Any, arrays: Any, decoder: Any, part: Any, importance: Any) -> Any:
+    def trial(plain: Any, decoder: Any, part: Any, importance: Any) -> Any:
         if len(measured) == call:
             os.kill(os.getpid(), signal.SIGINT)
         measured.append(part.name)
-        return original(plain, arrays, decoder, part, importance)
+        return original(plain, decoder, part, importance)
 
     monkeypatch.setattr(sensitivity, "trial", trial)
     return measured

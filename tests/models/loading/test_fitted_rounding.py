@@ -4,7 +4,7 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.checkpoint.quantization import BITS, Groups
-from headrace.models.loading.fitted_rounding import dequantized, rounded, squared_error, stored_bytes
+from headrace.models.loading.fitted_rounding import dequantized, rounded, squared_error, stored_bytes, through_rounding
 from headrace.models.loading.mixed_quantization import FORMATS
 
 
@@ -35,6 +35,18 @@ def test_weights_on_a_grid_are_exact(bits: int) -> None:
     codes[:, 0], codes[:, 1] = 0, 2**bits - 1  # the grid's ends
     matrix = (codes * 0.25 - 3).astype(mx.float32)
     assert mx.array_equal(dequantized(rounded(matrix, Groups(bits, 64)), mx.float32), matrix)
+
+
+def test_rounding_in_pieces_gives_the_same_weights_in_little_memory() -> None:
+    matrix = mx.random.normal((1 << 14, 256), key=mx.random.key(5)).astype(mx.float16)  # 8 MiB
+    importance = mx.random.uniform(shape=(256,), key=mx.random.key(6))
+    groups = Groups(3, 64)
+    mx.eval(matrix, importance)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    values = through_rounding(matrix, groups, importance)
+    assert mx.get_peak_memory() - before < 3.5 * matrix.nbytes  # MLX's arrays for the whole matrix take 10 times
+    assert mx.array_equal(values, dequantized(rounded(matrix, groups, importance), matrix.dtype))
 
 
 def test_equal_weights_and_zeros_are_exact() -> None:
