@@ -39,12 +39,17 @@ class Excerpt(Struct, frozen=True):
 
 
 class Reference:
-    """Logits of the given weights for an excerpt, T tokens by V entries in float32."""
+    """Logits of the given weights for an excerpt, computed as they are compared.
 
-    def __init__(self, network: Network, excerpt: Excerpt) -> None:
+    It keeps the last layer's output, T tokens by E, and the head: logits of 512 tokens and 262,144 entries would take
+    512 MiB.
+    """
+
+    def __init__(self, decoder: Decoder, excerpt: Excerpt) -> None:
         self._excerpt = excerpt
-        forced = _begun(network, excerpt)
-        self._chunks = list(forced.score(excerpt.fed, "prefill"))
+        self._ends = decoder.without_layers()
+        forced = _begun(decoder, excerpt)
+        self._chunks = list(forced.score(excerpt.fed, "prefill", lambda x: x))  # (CHUNK, 1, E) each
         forced.end()
 
     def compare(self, network: Network) -> Divergence:
@@ -52,9 +57,9 @@ class Reference:
         forced = _begun(network, self._excerpt)
         compared = Divergence()
         scored = 0
-        for logits, reference in zip(forced.score(self._excerpt.fed, "prefill"), self._chunks, strict=True):
+        for logits, last_layer in zip(forced.score(self._excerpt.fed, "prefill"), self._chunks, strict=True):
             targets = list(self._excerpt.targets[scored : scored + CHUNK])
-            compared += divergence(reference, logits, mx.array(targets))
+            compared += divergence(self._ends.logits(last_layer), logits, mx.array(targets))
             scored += len(targets)
         forced.end()
         return compared

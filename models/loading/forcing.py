@@ -58,14 +58,20 @@ class TeacherForcing:
             self._tick()
         self._cache.mark()
 
-    def score(self, fed: Sequence[int], phase: Phase) -> Iterator[mx.array]:
-        """Feed tokens after the context, one by one or in chunks; yield logits (T, V), CHUNK rows at a time."""
+    def score(
+        self, fed: Sequence[int], phase: Phase, finish: Callable[[mx.array], mx.array] | None = None
+    ) -> Iterator[mx.array]:
+        """Feed tokens after the context, one by one or in chunks; yield logits (T, V), CHUNK rows at a time.
+
+        finish: what is yielded, of the last layer's rows (T, 1, E); None: the network's logits.
+        """
+        finish = finish or self.network.logits
         for at in range(0, len(fed), CHUNK):
             piece = fed[at : at + CHUNK]
             passes = [piece]
             if phase == "decode":
                 passes = [[token] for token in piece]
-            yield mx.concatenate([self._logits(tokens, phase) for tokens in passes])
+            yield mx.concatenate([self._feed(tokens, phase, finish) for tokens in passes])
         self._go_back()
 
     def end(self) -> None:
@@ -75,8 +81,8 @@ class TeacherForcing:
             self._cache = None
             self._kv.trim()
 
-    def _logits(self, tokens: Sequence[int], phase: Phase) -> mx.array:
-        """Feed tokens in one pass; return the logits of each (T, V)."""
+    def _feed(self, tokens: Sequence[int], phase: Phase, finish: Callable[[mx.array], mx.array]) -> mx.array:
+        """Feed tokens in one pass; return what `finish` makes of their rows."""
         network = self.network
         cache = self._cache
         count = len(tokens)
@@ -84,13 +90,13 @@ class TeacherForcing:
         assert cache is not None
         kv_pass = one_pass(self._kv, cache, count, phase)
         x = network.layers(network.embed(mx.array([list(tokens)], mx.uint32)), kv_pass)  # (1, T, E)
-        logits = network.logits(x.reshape(count, 1, *x.shape[2:]))  # rows as sequences of one token: (T, V)
+        rows = finish(x.reshape(count, 1, *x.shape[2:]))  # rows as sequences of one token
         kv_pass.advance()
-        mx.eval(logits, kv_pass.arrays)
+        mx.eval(rows, kv_pass.arrays)
         cache.commit(count)
         self.seconds += time.perf_counter() - began
         self._tick()
-        return logits
+        return rows
 
     def _go_back(self) -> None:
         """Have the cache hold the context alone: by a rollback, or else by a new prefill."""

@@ -10,7 +10,7 @@ Subclasses replace methods of `Decoder`, so a change of one of these may be one 
     altup_decoder            _arrays, _read_ends, _run_layers
     block_residual_decoder   _arrays, _read_ends, _run_layers
     head_decoder             _arrays, _read_ends, logits
-    long_rope_decoder        embed, kv_backend, layers, with_ops, with_part
+    long_rope_decoder        embed, kv_backend, layers, with_ops, with_part, without_layers
     rwkv_decoder             _run_layers
     stage_decoder            _read_ends, kv_backend, layers
     tensor_decoder           _add, _add_experts, _arrays, _fuse, _look_up, all_logits, embed, layers
@@ -195,6 +195,17 @@ class Decoder:
         [stored[layer]] = read_layers(self.config, parameters, [layer])
         twin._layers = in_every_loop(self.config, stored)
         twin._layer_groups = twin._fuse(self._ops)
+        return twin
+
+    def without_layers(self) -> "Decoder":
+        """Return a decoder that shares the last norm and the head, and has no other weights: for `logits` alone."""
+        twin = copy(self)
+        twin._table = self._head
+        twin._inputs = None
+        twin._positions = None
+        twin._layers = []
+        twin._layer_groups = []
+        twin._prepared = []
         return twin
 
     def weights_by_input(self) -> dict[str, Weight]:

@@ -46,6 +46,12 @@ class LongRopeDecoder(Decoder):
     def with_part(self, parameters: Parameters, layer: int | None) -> "LongRopeDecoder":
         return self._with_long(super().with_part(parameters, layer))
 
+    def without_layers(self) -> "LongRopeDecoder":
+        twin = super().without_layers()
+        assert isinstance(twin, LongRopeDecoder)
+        twin._long = twin
+        return twin
+
     def _with_long(self, twin: Decoder) -> "LongRopeDecoder":
         """Return a changed copy of this decoder, whose `_long` is still the one from before the change."""
         assert isinstance(twin, LongRopeDecoder)

@@ -10,6 +10,7 @@ from mlx.utils import tree_flatten
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.mlx_lm.network import MlxLmNetwork
+from headrace.models.network.long_rope_decoder import LongRopeDecoder
 from headrace.models.network.parameters import Parameters
 from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
@@ -180,6 +181,12 @@ def test_a_part_that_is_read_anew_changes_on_both_sides_of_the_original_context(
         logits = feed(wanted, new_cache(wanted, 64), TOKENS[:count], 40)
         assert mx.allclose(feed(changed, new_cache(changed, 64), TOKENS[:count], 40), logits, atol=1e-4)
         assert not mx.allclose(feed(old, new_cache(old, 64), TOKENS[:count], 40), logits, atol=1e-2)
+
+
+def test_a_copy_without_layers_keeps_none_for_long_texts(directory: Path) -> None:
+    ends = load_decoder(directory, reference).without_layers()
+    assert isinstance(ends, LongRopeDecoder)
+    assert ends._long is ends
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)

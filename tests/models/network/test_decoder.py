@@ -69,6 +69,17 @@ def difference(a: mx.array, b: mx.array) -> float:
     return float((mx.abs(a - b).max() / mx.abs(b).max()).item())
 
 
+@pytest.mark.sampled(8)
+def test_a_decoder_without_layers_has_the_same_logits(directory: Path) -> None:
+    network = load_decoder(directory, reference)
+    cache = new_cache(network, len(PROMPT))
+    cache.reserve(len(PROMPT))
+    x = network.layers(network.embed(mx.array([PROMPT])), cache)
+    ends = network.without_layers()
+    assert mx.array_equal(ends.all_logits(x), network.all_logits(x))
+    assert len(ends.arrays) <= 4  # the head, and the last norm's
+
+
 @pytest.mark.sampled(24)
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 def test_chunks_do_not_change_the_result(directory: Path, ops: Ops) -> None:
