@@ -96,6 +96,6 @@ def test_an_enormous_vocabulary_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_more_tokens_than_an_id_has_bits_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ID_BITS", 1)
+    monkeypatch.setattr(module, "_ID_BITS", 1)
     with pytest.raises(CheckpointError, match="3 tokens"):
         merges_by_score(Vocabulary(["a", "b", "ab"], [NORMAL] * 3), [0.0] * 3)
