@@ -32,7 +32,7 @@ from headrace.models.loading.sized import Sized
 from headrace.models.network.activations import with_activations
 from headrace.models.network.decoder_costs import kv_layers
 from headrace.models.network.dtypes import compute_dtype
-from headrace.models.network.stored_kv import stored_kv
+from headrace.models.network.make_decoder import stored_kv
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.models.text.tokenizer import Tokenizer

@@ -24,10 +24,10 @@ from headrace.models.network.decoder import Decoder
 from headrace.models.network.decoder_costs import kv_layers
 from headrace.models.network.head_decoder import HeadDecoder, TensorHead, head_config, head_parameters
 from headrace.models.network.long_rope_decoder import long_rope
+from headrace.models.network.make_decoder import stored_kv
 from headrace.models.network.mtp import HeadTensors, head_tensors
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.stage_decoder import Stage, StageDecoder, stage
-from headrace.models.network.stored_kv import stored_kv
 from headrace.models.network.tensor_decoder import TensorDecoder
 from headrace.models.network.tensor_part import TensorPart, tensor_part
 from headrace.models.network.weight_arrays import weight_arrays

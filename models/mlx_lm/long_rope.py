@@ -1,4 +1,4 @@
-"""LongRoPE of mlx-lm's classes, which rotate by the long factors always. See `models.network.long_rope`.
+"""LongRoPE of mlx-lm's classes, which rotate by the long factors always. See `network.long_rope_decoder`.
 
 docs/workarounds.md has the upstream reference.
 

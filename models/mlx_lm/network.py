@@ -26,9 +26,9 @@ from headrace.models.mlx_lm.kernels import Stored, exchange
 from headrace.models.mlx_lm.load import load, refused
 from headrace.models.mlx_lm.long_rope import LongRope
 from headrace.models.mlx_lm.mtp import Head, project, text_model
-from headrace.models.network.long_rope import TokenHistory
+from headrace.models.network.long_rope_decoder import TokenHistory
+from headrace.models.network.make_decoder import refused as refused_kv
 from headrace.models.network.mtp import HeadTensors
-from headrace.models.network.stored_kv import refused as refused_kv
 from headrace.runtime.kv.backend import KVBackend, KVOptions
 from headrace.runtime.kv.cache import KVPass
 from headrace.runtime.network import DraftHead

@@ -174,7 +174,7 @@ class Decoder:
         return self.kv_shape.format
 
     def with_kv(self, kv: KVFormat) -> "Decoder":
-        """Return a decoder with the same weights and K/V format `kv`, which `models.network.stored_kv` must allow."""
+        """Return a decoder with the same weights and K/V format `kv`, which `make_decoder.stored_kv` must allow."""
         twin = copy(self)
         twin.kv_shape = replace(self.kv_shape, format=kv)
         return twin

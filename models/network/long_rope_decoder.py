@@ -1,19 +1,66 @@
-"""The decoder with LongRoPE (arXiv:2402.13753), made by `make_decoder`.
+"""The decoder with LongRoPE (arXiv:2402.13753): short factors up to the original context, long ones beyond.
 
-`models.network.long_rope` decides which factors apply, and which tokens are fed again. A pass has one row: rows may
-need different factors. tests/parity/test_transformers.py compares logits on both sides of the original context.
+The factors follow from a sequence's whole length. Keys of one list are invalid once the other list applies: all tokens
+are then fed again, as in transformers. `TokenHistory` keeps them, also for mlx-lm's classes (`models.mlx_lm.network`).
+A pass has one row: rows may need different factors.
+
+Guards: tests/parity/test_transformers.py, on both sides of the original context, and
+tests/models/mlx_lm/test_long_rope.py.
 """
+
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 
 from headrace.models.architectures.config import DecoderConfig, RopeConfig
 from headrace.models.network.decoder import Decoder
-from headrace.models.network.long_rope import TokenHistory
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.rope import make_rope
 from headrace.runtime.kv.backend import KVBackend, KVOptions
-from headrace.runtime.kv.cache import KVPass, PassRow
+from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
 from headrace.runtime.ops import Ops
+
+CHUNK = 512  # tokens of a pass that feeds a sequence again
+
+
+class _Fed(NamedTuple):
+    """Tokens that a cache has been fed, and their rotation."""
+
+    pieces: list[mx.array]  # tokens (1, n), in order
+    long: bool  # the long factors rotated its keys
+
+
+class TokenHistory:
+    """The tokens of each cache, and which factors rotated its keys. original: longest length of the short factors."""
+
+    def __init__(self, original: int) -> None:
+        self._original = original
+        self._fed: WeakKeyDictionary[KVCache, _Fed] = WeakKeyDictionary()
+
+    def append(self, cache: KVCache, tokens: mx.array) -> tuple[bool, list[mx.array]]:
+        """Note tokens (1, T) about to be fed. Return whether they use the long factors, and what is fed again first.
+
+        That is the pieces (1, n) of all tokens before, if the other factors have rotated their keys; else nothing.
+        """
+        pieces, was_long = self._fed.get(cache, _Fed([], False))
+        before = first_tokens(pieces, cache.length)  # a cache may have dropped rejected draft tokens
+        long = cache.length + tokens.shape[1] > self._original
+        self._fed[cache] = _Fed([*before, tokens], long)
+        if not before or long == was_long:
+            return long, []
+        return long, mx.concatenate(before, axis=1).split(tuple(range(CHUNK, cache.length, CHUNK)), axis=1)
+
+
+def first_tokens(pieces: list[mx.array], length: int) -> list[mx.array]:
+    """Return the first `length` tokens of pieces (1, T)."""
+    first: list[mx.array] = []
+    for piece in pieces:
+        if length <= 0:
+            break
+        first.append(piece[:, :length])
+        length -= piece.shape[1]
+    return first
 
 
 def long_rope(config: DecoderConfig) -> RopeConfig | None:

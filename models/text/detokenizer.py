@@ -17,7 +17,7 @@ Guard: tests/models/text/test_detokenizer.py.
 import codecs
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -39,21 +39,6 @@ class Detokenizer(Protocol):
 
     def finish(self, *, cut: bool = False) -> str:
         """End the stream and return the text held back. cut: without a character that is incomplete at the end."""
-
-
-class MarkedStream:
-    """Detokenizer that writes a text for some control tokens, which others drop. texts: by id."""
-
-    def __init__(self, inner: Detokenizer, texts: Mapping[int, str]) -> None:
-        self._inner = inner
-        self._texts = texts
-
-    def add(self, token_id: int) -> str:
-        text = self._texts.get(token_id)
-        return self._inner.add(token_id) if text is None else text
-
-    def finish(self, *, cut: bool = False) -> str:
-        return self._inner.finish(cut=cut)
 
 
 class DetokenizerFactory:

@@ -16,12 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.models.checkpoint.side_file import has_side_file, read_json_object
+from headrace.models.text.answer_streams import (
+    MarkedStream,
+    RecipientStream,
+    ResponseStream,
+    asks_for_tags,
+    has_recipients,
+)
 from headrace.models.text.chat_template import ChatTemplate, Message, read_sources
 from headrace.models.text.control_tokens import TURN_ENDS, ControlTokens, looks_like_markup, markup_in
-from headrace.models.text.detokenizer import Detokenizer, DetokenizerFactory, MarkedStream
+from headrace.models.text.detokenizer import Detokenizer, DetokenizerFactory
 from headrace.models.text.encoding import MAX_TEXT, Encoder, limited
-from headrace.models.text.recipients import RecipientStream, has_recipients
-from headrace.models.text.response_tags import ResponseStream, asks_for_tags
 from headrace.models.text.template_text import TemplateText
 from headrace.models.text.thinking_forms import TaggedStream, ThinkingForm, ThinkingStream, thinking_form
 from headrace.models.text.tokenizers_library import (

@@ -9,8 +9,8 @@ import pytest
 
 from headrace.models.architectures.read import decoder_config
 from headrace.models.network.decoder import Decoder
+from headrace.models.network.make_decoder import stored_kv
 from headrace.models.network.stage_decoder import stage_ranges
-from headrace.models.network.stored_kv import stored_kv
 from headrace.runtime.errors import CheckpointError, UsageError
 from headrace.runtime.kv.backend import KVBackend, KVOptions
 from headrace.runtime.kv.cache import KVCache, PassRow

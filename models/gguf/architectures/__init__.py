@@ -1,12 +1,11 @@
 """Table of the convertible GGUF architectures, a file for each kind of layers.
 
 blocks      tensors that many share
-dense, layer_norms, deci, openelm, mixtures, gemma, delta, lfm2, mamba, rwkv      rows
+dense, layer_norms, uneven_layers, mixtures, gemma, delta, lfm2, mamba, rwkv      rows
 """
 
 from headrace.models.gguf.architecture import GGUFArchitecture
 from headrace.models.gguf.architectures import (
-    deci,
     delta,
     dense,
     gemma,
@@ -14,14 +13,14 @@ from headrace.models.gguf.architectures import (
     lfm2,
     mamba,
     mixtures,
-    openelm,
     rwkv,
+    uneven_layers,
 )
 from headrace.models.gguf.keys import has_experts
 from headrace.models.gguf.metadata import Metadata
 from headrace.runtime.errors import UnsupportedModelError
 
-_FILES = (dense, layer_norms, deci, openelm, mixtures, gemma, delta, lfm2, mamba, rwkv)
+_FILES = (dense, layer_norms, uneven_layers, mixtures, gemma, delta, lfm2, mamba, rwkv)
 ARCHITECTURES: dict[str, GGUFArchitecture] = {name: row for file in _FILES for name, row in file.ROWS.items()}
 
 # Reasons why a known architecture has no row

@@ -6,7 +6,7 @@ Rows of `table.FORMS` make them. `tests/models/text/tools/test_forms.py` reads e
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from headrace.models.text.recipients import MARK
+from headrace.models.text.answer_streams import MARK
 from headrace.models.text.thinking_forms import CALL_BEGIN, CALL_MESSAGE
 from headrace.models.text.tools.call import Reading, Tool, ToolCall, calls_of, no_call
 from headrace.models.text.tools.cut import cut_json_calls
@@ -283,7 +283,7 @@ _LONGEST_HEAD = len(MARK) + 128 + 1  # characters: the mark, a name, the end of 
 
 
 class Functionary(ToolForm):
-    """Functionary 3: a recipient and its arguments; `models.text.recipients` writes the mark that the prompt ends with.
+    """Functionary 3: a recipient and its arguments; `RecipientStream` writes the mark that the prompt ends with.
 
     >>>get_weather
     {"city": "Paris"}>>>time

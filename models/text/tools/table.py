@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
-from headrace.models.text.recipients import MARK
+from headrace.models.text.answer_streams import MARK
 from headrace.models.text.template_rules import TemplateRules
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools import gemma, json_forms, llama, nested, pythonic, tagged_forms

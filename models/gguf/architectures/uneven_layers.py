@@ -1,7 +1,8 @@
-"""DeciLM (Nemotron NAS): layers of different sizes, with or without attention, or with one matrix in its place.
+"""Layers of different sizes, which the file lists: OpenELM and DeciLM (Nemotron NAS).
 
-mlx-lm's class (`nemotron-nas`) reads the sizes from `block_configs` in config.json, with an entry for attention and one
-for the feed-forward of each layer. A GGUF has lists of numbers instead.
+DeciLM's are with or without attention, or with one matrix in its place. mlx-lm's class (`nemotron-nas`) reads the sizes
+from `block_configs` in config.json, with an entry for attention and one for the feed-forward of each layer. A GGUF has
+lists of numbers instead.
 
 Guard: tests/models/gguf/test_layered.py, with a variant of each kind.
 """
@@ -11,17 +12,17 @@ from functools import partial
 from msgspec.structs import replace
 
 from headrace.models.gguf.architecture import Config, Contents, Entries, GGUFArchitecture, TensorRule, TensorRules
-from headrace.models.gguf.architectures.blocks import NORMS, attention, mlp, tables
-from headrace.models.gguf.keys import WIDTH, layers_of
+from headrace.models.gguf.architectures.blocks import NORMS, attention, head_norms, mlp, tables
+from headrace.models.gguf.keys import HEADS, WIDTH, layers_of
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.target import Order, interleaved
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 _FFN_STEP = 256
-"""The class rounds feed-forward widths up to a multiple of it."""
+"""DeciLM's class rounds feed-forward widths up to a multiple of it."""
 
 
-def _block_configs(metadata: Metadata, _file: Contents, config: Config) -> Entries:
+def _deci_entries(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     """Return the sizes of each layer, as entries of the config."""
     count = layers_of(metadata)
     heads = config["num_attention_heads"]
@@ -84,7 +85,7 @@ def _width(multiple: float, hidden_size: int) -> int:
     return round(multiple * hidden_size / 1.5) + _FFN_STEP // 2
 
 
-def _layers(config: Config) -> list[TensorRules]:
+def _deci_layers(config: Config) -> list[TensorRules]:
     """Return the tensors of each layer."""
     layers: list[TensorRules] = []
     for block in config["block_configs"]:
@@ -120,6 +121,35 @@ def _permuted_keys(kv_heads: int, config: Config) -> Order:
     return interleaved(kv_heads, config["head_dim"])
 
 
+def _openelm_entries(metadata: Metadata, _file: Contents, config: Config) -> Entries:
+    """Return the sizes of each layer, under the names of the family's config."""
+    count = layers_of(metadata)
+    widths = metadata.per_layer("{arch}.feed_forward_length", count, minimum=1, maximum=WIDTH)
+    return {
+        "model_dim": config["hidden_size"], "num_transformer_layers": count,
+        "max_context_length": config["max_position_embeddings"], "rope_freq_constant": config["rope_theta"],
+        "num_query_heads": metadata.per_layer("{arch}.attention.head_count", count, minimum=1, maximum=HEADS),
+        "num_kv_heads": metadata.per_layer("{arch}.attention.head_count_kv", count, minimum=1, maximum=HEADS),
+        "ffn_multipliers": [width / config["hidden_size"] for width in widths], "ffn_dim_divisor": 1,
+        "share_input_output_layers": config["tie_word_embeddings"],
+    }  # fmt: skip
+
+
+def _openelm_layers(config: Config) -> list[TensorRules]:
+    """Return the tensors of each layer."""
+    widths = [round(multiple * config["hidden_size"]) for multiple in config["ffn_multipliers"]]
+    sizes = zip(config["num_query_heads"], config["num_kv_heads"], widths, strict=True)
+    return [
+        {
+            "attn_norm": TensorRule("attn_norm", "hidden"), "ffn_norm": TensorRule("ffn_norm", "hidden"),
+            "attn_qkv": TensorRule("attn.qkv_proj", f"{heads + 2 * kv_heads}*head hidden"),
+            "attn_output": TensorRule("attn.out_proj", f"hidden {heads}*head"),
+            **head_norms("attn.q_norm", "attn.k_norm"), **mlp("ffn", inner=str(width)),
+        }
+        for heads, kv_heads, width in sizes
+    ]  # fmt: skip
+
+
 ROWS = {
     "deci": GGUFArchitecture(
         model_class="DeciLMForCausalLM",
@@ -127,11 +157,23 @@ ROWS = {
         groups={},
         tables=tables(),
         keys=(),
-        entries=_block_configs,
+        entries=_deci_entries,
         constants={"attention_bias": False, "mlp_bias": False, "rope_scaling": None},
         head_counts=True,
         scales_rope=True,
         whole_heads=True,
-        layers=_layers,
+        layers=_deci_layers,
+    ),
+    "openelm": GGUFArchitecture(
+        model_class="OpenELMForCausalLM",
+        model_type="openelm",
+        groups={},
+        tables=tables("transformer.norm", "transformer.token_embeddings"),
+        keys=(),
+        constants={"normalize_qk_projections": True, "ffn_with_glu": True},
+        entries=_openelm_entries,
+        head_counts=True,
+        layer="transformer.layers.{}",
+        layers=_openelm_layers,
     ),
 }

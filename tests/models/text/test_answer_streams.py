@@ -1,9 +1,12 @@
-"""Recipients of an answer's parts: the user is left out, tools begin calls."""
+"""Streams of answers: the user is left out as a recipient, tools begin calls; tags around an answer go, others stay."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from headrace.models.text.answer_streams import ResponseStream, asks_for_tags
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.stream import ToolStream
 from headrace.models.text.tools.table import form_of
@@ -66,3 +69,30 @@ def test_a_tool_as_recipient_is_a_call(tokenizer: Tokenizer, answer: str, text: 
     calls += completed
     assert released + more == text
     assert [call.name for call in calls] == names
+
+
+@pytest.mark.parametrize("size", [1, 4, 99])
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ("<think>hm</think>\n<response>\nYes.</response>", "<think>hm</think>Yes."),
+        ("<response>Yes.\n</response>\n", "Yes.\n"),
+        ("<think>a <response> tag</think>No.", "<think>a <response> tag</think>No."),
+        ("Write <response>x</response>", "Write <response>x</response>"),
+        ("<response>Write </response> at the end.</response>", "Write </response> at the end."),
+        ("<response>Cut </resp", "Cut </resp"),
+        ("<resp", "<resp"),
+        ("<think>never ends", "<think>never ends"),
+        ("", ""),
+    ],
+)
+def test_response_tags_are_removed(said: str, text: str, size: int) -> None:
+    pieces = [said[at : at + size] for at in range(0, len(said), size)]
+    inner: Any = SimpleNamespace(add=pieces.__getitem__, finish=lambda **_: "")
+    stream = ResponseStream(inner)
+    assert "".join(map(stream.add, range(len(pieces)))) + stream.finish() == text
+
+
+def test_a_template_asks_for_them() -> None:
+    assert asks_for_tags("Write your response between <response></response> tags.")
+    assert not asks_for_tags("{{ '<tool_response>' }}</tool_response>")
