@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from headrace.models.architectures.config import DecoderConfig
@@ -22,36 +21,12 @@ SizeOf = Callable[[str, Tensor], int]
 """(module, its row of the table) -> stored bytes of that projection with bias; for stacked experts, of one expert."""
 
 
-class _MatrixKey(Struct, frozen=True):
-    """Properties of a matrix. Those with equal ones count together, whatever layers they are of."""
-
-    name: str  # in tables of costs
-    rows: int
-    columns: int
-    nbytes: int
-    active: int  # of a stack's matrices, for each token
-    total: int  # matrices of the stack
-    part: str  # of the network
-    is_divided: bool
-
-
-class _KVKey(Struct, frozen=True, order=True):
-    """Properties of a layer's K/V traffic. Layers with equal ones count together."""
-
-    window: int  # positions; 0: no window
-    row_bytes: int  # of one position
-    chunked: bool
-    chosen: int  # positions, by an indexer; 0: all
-    block: int  # positions that it chooses together
-    reads: int  # in a step
-
-
 def layer_matrices(config: DecoderConfig, size_of: SizeOf) -> list[Matrix]:
     """Return all matrices but the tables and the output projection; equal ones count together."""
     last = config.appending - 1
     tables = {layer: layer_tensors(config, layer) for layer in set(config.layers)}  # most layers are equal
-    counts = Counter[_MatrixKey]()
-    late = Counter[_MatrixKey]()  # those of them that prefill skips in the last layer
+    layers = Counter[Matrix]()  # that have this matrix, or a stack of it
+    late_layers = Counter[Matrix]()  # those of them whose matrices prefill skips
     earlier = len(config.layers) - len(config.stored)  # layers of all loops before the last
 
     # Count equal matrices. A prefill needs no more than the K/V of the last layer that appends, and none after it.
@@ -60,41 +35,22 @@ def layer_matrices(config: DecoderConfig, size_of: SizeOf) -> list[Matrix]:
         for tensor in tensors:
             size = _size_of(tensor, f"model.layers.{index}", tensors, size_of)
             is_late = earlier + index > last or (earlier + index == last and not tensor.before_append)
-            kind = _MatrixKey(
-                name=tensor.shown_name,
-                rows=tensor.rows,
-                columns=tensor.columns,
-                nbytes=size,
-                active=tensor.active,
-                total=tensor.count,
-                part=tensor.part,
-                is_divided=tensor.is_divided,
-            )
-            counts[kind] += tensor.count
-            late[kind] += tensor.count * is_late
+            matrix = _matrix(tensor, size, reads=config.loops)
+            layers[matrix] += 1
+            late_layers[matrix] += is_late
 
     matrices = [
-        Matrix(
-            name=kind.name,
-            count=count,
-            rows=kind.rows,
-            columns=kind.columns,
-            nbytes=kind.nbytes,
-            share=Fraction(kind.active, kind.total),
-            reads=Fraction(config.loops),
-            late=late[kind],
-            part=kind.part,
-            divided=kind.is_divided,
-        )
-        for kind, count in counts.items()
+        replace(matrix, count=matrix.count * count, late=matrix.count * late_layers[matrix])
+        for matrix, count in layers.items()
     ]
-    return matrices + [_end(tensor, size_of) for tensor in ends(config) if not (tensor.looked_up or tensor.output)]
+    outside = [tensor for tensor in ends(config) if not (tensor.looked_up or tensor.output)]
+    return matrices + [_matrix(tensor, size_of(tensor.name, tensor)) for tensor in outside]
 
 
 def output_matrix(config: DecoderConfig, size_of: SizeOf) -> Matrix:
     """Return the output projection."""
     [tensor] = (tensor for tensor in ends(config) if tensor.output)
-    return _end(tensor, size_of)
+    return _matrix(tensor, size_of(tensor.name, tensor))
 
 
 def looked_up_bytes(config: DecoderConfig, size_of: SizeOf) -> int:
@@ -102,13 +58,16 @@ def looked_up_bytes(config: DecoderConfig, size_of: SizeOf) -> int:
     return sum(size_of(tensor.name, tensor) for tensor in ends(config) if tensor.looked_up)
 
 
-def _end(tensor: Tensor, size_of: SizeOf) -> Matrix:
+def _matrix(tensor: Tensor, nbytes: int, reads: int = 1) -> Matrix:
+    """Return a tensor as a projection of one layer, or a stack. reads: in a step."""
     return Matrix(
         name=tensor.shown_name,
-        count=1,
+        count=tensor.count,
         rows=tensor.rows,
         columns=tensor.columns,
-        nbytes=size_of(tensor.name, tensor),
+        nbytes=nbytes,
+        share=Fraction(tensor.active, tensor.count),
+        reads=Fraction(reads),
         output=tensor.output,
         part=tensor.part,
         divided=tensor.is_divided,
@@ -133,35 +92,29 @@ def state_bytes(config: DecoderConfig) -> int:
 def kv_layers(config: DecoderConfig, kv: KVFormat) -> list[LayerKV]:
     """Return K/V traffic, grouped by window and shape; layers that read another's K/V do not count again."""
     last = config.appending - 1
-    counts = Counter[_KVKey]()
-    late = Counter[_KVKey]()  # the last layer, in which a prompt's tokens append only
+    counts = Counter[LayerKV]()
+    late = Counter[LayerKV]()  # the last layer, in which a prompt's tokens append only
     for index, layer in enumerate(config.layers):
         if not layer.attends or layer.source is not None:
             continue
-        kind = _KVKey(
-            window=layer.window or 0,
-            row_bytes=kv.row_bytes(*config.stored_heads(layer)),
+        kind = LayerKV(
+            count=1,
+            bytes_per_token=kv.row_bytes(*config.stored_heads(layer)),
+            window=layer.window or None,
             chunked=layer.chunked,
-            chosen=0 if layer.indexer is None else layer.indexer.chosen,
+            chosen=None if layer.indexer is None else layer.indexer.chosen,
             block=1 if layer.indexer is None else layer.indexer.block,
             reads=2 if config.loop_gates and index < len(config.stored) else 1,
         )
         counts[kind] += 1
         late[kind] += index == last
-    layers = [
-        LayerKV(
-            count=counts[kind],
-            bytes_per_token=kind.row_bytes,
-            window=kind.window or None,
-            late=late[kind],
-            chunked=kind.chunked,
-            chosen=kind.chosen or None,
-            block=kind.block,
-            reads=kind.reads,
-        )
-        for kind in sorted(counts)  # the same order for equal costs, which are compared
-    ]
+    layers = [replace(kind, count=counts[kind], late=late[kind]) for kind in sorted(counts, key=_order)]
     return layers + _index_keys(config, kv)
+
+
+def _order(kv: LayerKV) -> tuple[int, ...]:
+    """Return the place of K/V among others: the same for equal costs, which are compared."""
+    return kv.window or 0, kv.bytes_per_token, kv.chunked, kv.chosen or 0, kv.block, kv.reads
 
 
 def _index_keys(config: DecoderConfig, kv: KVFormat) -> list[LayerKV]:
