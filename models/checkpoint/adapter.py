@@ -20,9 +20,8 @@ from sys import float_info
 
 from msgspec import Struct
 
-from headrace.models.checkpoint.shard_header import read_header, read_strict_object
+from headrace.models.checkpoint.shard_header import FLOATS, TensorInfo, read_header, read_strict_object
 from headrace.models.checkpoint.side_file import quote
-from headrace.models.checkpoint.tensor_info import FLOATS, TensorInfo
 from headrace.runtime.config.typed import as_mapping
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 

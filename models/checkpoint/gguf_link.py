@@ -13,9 +13,15 @@ import stat
 from math import prod
 from pathlib import Path
 
-from headrace.models.checkpoint.shard_header import MAX_HEADER_BYTES, MAX_RANK, are_counts, read_strict_object
+from headrace.models.checkpoint.shard_header import (
+    DTYPE_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_RANK,
+    TensorInfo,
+    are_counts,
+    read_strict_object,
+)
 from headrace.models.checkpoint.side_file import quote
-from headrace.models.checkpoint.tensor_info import DTYPE_BYTES, TensorInfo
 from headrace.runtime.config.typed import as_mapping
 from headrace.runtime.errors import CheckpointError
 

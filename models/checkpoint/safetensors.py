@@ -19,9 +19,8 @@ from headrace.models.checkpoint.foreign.formats import recognise
 from headrace.models.checkpoint.foreign.matrices import Foreign
 from headrace.models.checkpoint.gguf_link import LINK_FILE, read_link
 from headrace.models.checkpoint.normalize import normalized
-from headrace.models.checkpoint.shard_header import read_header, read_strict_object
+from headrace.models.checkpoint.shard_header import TensorInfo, read_header, read_strict_object
 from headrace.models.checkpoint.side_file import check_name, quote
-from headrace.models.checkpoint.tensor_info import TensorInfo
 from headrace.runtime.config.typed import as_list, as_mapping
 from headrace.runtime.errors import CheckpointError
 

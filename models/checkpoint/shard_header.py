@@ -1,4 +1,4 @@
-"""Strict parsing of untrusted files in a model directory: JSON objects and safetensors headers.
+"""Strict parsing of untrusted files in a model directory: JSON objects and safetensors headers, with their tensors.
 
 File format: 8 bytes little-endian header length, the header as JSON, then the tensors' bytes, back to back
 (https://github.com/huggingface/safetensors#format). Loading code relies on these checks.
@@ -9,12 +9,14 @@ Guards: tests/faults/test_checkpoints.py and tests/models/checkpoint/test_safete
 import json
 import os
 import stat
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from math import prod
 from pathlib import Path
 
+from msgspec import Struct
+
 from headrace.models.checkpoint.side_file import MAX_PARTS, check_inside, check_parts, check_unicode, quote, unique_keys
-from headrace.models.checkpoint.tensor_info import DTYPE_BYTES, TensorInfo
 from headrace.runtime.errors import CheckpointError
 
 # Limits on JSON: above real files, and low enough that parsing hostile ones stays cheap.
@@ -22,6 +24,30 @@ MAX_CONFIG_BYTES = 4 << 20
 MAX_HEADER_BYTES = 16 << 20  # a hundred thousand tensors in one shard need about 12 MB
 MAX_STATE_BYTES = 1 << 16  # of bitsandbytes' state of a matrix: a few hundred
 MAX_RANK = 8  # axes of a tensor; weights have up to five
+# Bytes per element. MLX reads F8 types as their bits, in uint8.
+DTYPE_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E8M0": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "C64": 8,
+}  # fmt: skip
+FLOATS = ("F16", "BF16", "F32")
+
+
+class TensorInfo(Struct, frozen=True):
+    """One tensor of a shard."""
+
+    dtype: str  # a key of DTYPE_BYTES
+    shape: tuple[int, ...]
+    shard: Path
+    nbytes: int
+    start: int = 0  # first byte in the file; 0 for a converted tensor
+
+
+def stored_dtype(tensors: Mapping[str, TensorInfo]) -> str:
+    """Return the checkpoint's float type: its most common half precision, or F32 if it has none."""
+    halves = Counter(info.dtype for info in tensors.values() if info.dtype in ("F16", "BF16")).most_common(1)
+    if halves:
+        return halves[0][0]
+    return "F32" if any(info.dtype == "F32" for info in tensors.values()) else "F16"
 
 
 def read_strict_object(root: Path, name: str, limit: int = MAX_CONFIG_BYTES) -> dict[str, object]:

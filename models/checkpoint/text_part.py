@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from headrace.models.architectures.families import architecture_named, architecture_of
 from headrace.models.checkpoint.safetensors import Checkpoint, quantization_section
-from headrace.models.checkpoint.tensor_info import TensorInfo
+from headrace.models.checkpoint.shard_header import TensorInfo
 
 # Prefixes of the layers, the most specific first, and of the output projection.
 BODIES = (

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from headrace.models.architectures.config import DecoderConfig
 from headrace.models.checkpoint.safetensors import Checkpoint
-from headrace.models.checkpoint.tensor_info import FLOATS, stored_dtype
+from headrace.models.checkpoint.shard_header import FLOATS, stored_dtype
 from headrace.models.checkpoint.text_part import text_part
 from headrace.models.cost.shape_sources import shape_of_checkpoint
 from headrace.models.cost.step_shape import StepShape

@@ -27,7 +27,7 @@ from headrace.models.architectures.read import decoder_config
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.quantization import stated_quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
-from headrace.models.checkpoint.tensor_info import DTYPE_BYTES, TensorInfo
+from headrace.models.checkpoint.shard_header import DTYPE_BYTES, TensorInfo
 from headrace.models.checkpoint.text_part import text_config, text_part
 from headrace.models.cost.step_shape import StepShape
 from headrace.models.network.decoder_costs import (

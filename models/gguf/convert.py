@@ -26,7 +26,7 @@ from msgspec import Struct, field
 from headrace.models.architectures.fields import text_section
 from headrace.models.checkpoint.gguf_link import LINK_FILE, file_facts
 from headrace.models.checkpoint.quantization import Groups
-from headrace.models.checkpoint.tensor_info import DTYPE_BYTES
+from headrace.models.checkpoint.shard_header import DTYPE_BYTES
 from headrace.models.gguf.architecture import Contents, Entries, Vector
 from headrace.models.gguf.architectures import ARCHITECTURES, architecture_of
 from headrace.models.gguf.config import generation_config, model_config

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from headrace.models.checkpoint.file_parts import TYPES
 from headrace.models.checkpoint.safetensors import Checkpoint
-from headrace.models.checkpoint.tensor_info import TensorInfo
+from headrace.models.checkpoint.shard_header import TensorInfo
 from headrace.models.gguf.container import Container, forget, open_container
 from headrace.models.gguf.convert import converted, layout_of, made_vectors
 from headrace.models.gguf.numpy_blocks import Array

@@ -20,7 +20,7 @@ from headrace.models.architectures.families import architecture_named, architect
 from headrace.models.checkpoint.adapter import Adapter
 from headrace.models.checkpoint.quantization import has_groups_of_16
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
-from headrace.models.checkpoint.tensor_info import stored_dtype
+from headrace.models.checkpoint.shard_header import stored_dtype
 from headrace.models.checkpoint.text_part import text_part
 from headrace.models.checkpoint.validation import convert_read_errors, report_store_damage
 from headrace.models.cost.costs import loaded_weight_bytes, shape_to_run, working_memory

@@ -27,7 +27,7 @@ from headrace.models.architectures.families import architecture_of
 from headrace.models.checkpoint.arrays import save_arrays
 from headrace.models.checkpoint.quantization import BITS, GROUP_SIZES, Groups
 from headrace.models.checkpoint.safetensors import Checkpoint
-from headrace.models.checkpoint.tensor_info import FLOATS, TensorInfo
+from headrace.models.checkpoint.shard_header import FLOATS, TensorInfo
 from headrace.models.checkpoint.text_part import TextCheckpoint, text_part
 from headrace.models.loading.decoder_choice import own_decoder
 from headrace.models.loading.fitted_rounding import rounded, squared_error, stored_bytes, through_rounding

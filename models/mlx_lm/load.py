@@ -29,7 +29,7 @@ from headrace.models.checkpoint.quantization import (
     stated_quantization,
 )
 from headrace.models.checkpoint.safetensors import Checkpoint
-from headrace.models.checkpoint.tensor_info import stored_dtype
+from headrace.models.checkpoint.shard_header import stored_dtype
 from headrace.models.checkpoint.text_part import BODIES, text_config, text_name
 from headrace.models.mlx_lm.adapter import apply_adapter
 from headrace.models.mlx_lm.fixes import (

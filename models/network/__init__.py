@@ -6,7 +6,7 @@
                        table of their names and sizes
       projections.py   steps of a layer; latent.py, layer_inputs.py and rope.py are parts of some
       decoder_costs.py its cost in bytes and FLOPs, also without weights
-    several ranks      stage_decoder.py divides by layers; tensor_decoder.py, tensor_part.py, shared_norms.py in them
+    several ranks      stage_decoder.py divides by layers; tensor_decoder.py, tensor_part.py in them
     prediction heads   mtp.py finds their tensors, head_decoder.py runs them
 
 `models.loading` makes all of them. Results are compared with other programs' in tests/parity.

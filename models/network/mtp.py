@@ -24,7 +24,7 @@ from headrace.models.architectures.architecture import HeadNames
 from headrace.models.architectures.families import architecture_of
 from headrace.models.architectures.fields import text_section
 from headrace.models.checkpoint.safetensors import Checkpoint
-from headrace.models.checkpoint.tensor_info import TensorInfo
+from headrace.models.checkpoint.shard_header import TensorInfo
 from headrace.models.network.tensors import HEAD_INPUT
 
 if TYPE_CHECKING:

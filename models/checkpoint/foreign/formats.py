@@ -28,7 +28,7 @@ from headrace.models.checkpoint.foreign.matrices import (
     Layout,
     requantized,
 )
-from headrace.models.checkpoint.tensor_info import FLOATS, TensorInfo
+from headrace.models.checkpoint.shard_header import FLOATS, TensorInfo
 from headrace.runtime.config.typed import as_mapping
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 

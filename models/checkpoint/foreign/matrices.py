@@ -22,7 +22,7 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-from headrace.models.checkpoint.tensor_info import TensorInfo
+from headrace.models.checkpoint.shard_header import TensorInfo
 
 Layout = Literal["scaled", "gptq", "awq", "packed", "nf4"]
 # Values that affine groups do not represent exactly are quantized to these bits, in the largest group that fits a row.

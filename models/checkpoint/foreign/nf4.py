@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from headrace.models.checkpoint.foreign.matrices import ForeignMatrix
-from headrace.models.checkpoint.shard_header import read_small_object
-from headrace.models.checkpoint.tensor_info import TensorInfo
+from headrace.models.checkpoint.shard_header import TensorInfo, read_small_object
 from headrace.runtime.errors import CheckpointError
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.models.text.structured.grammar_source import GrammarSource
-from headrace.models.text.structured.grammars import Grammars
-from headrace.models.text.structured.token_trie import TokenTrie
+from headrace.models.text.structured.grammars import Grammars, TokenTrie
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.errors import EngineError, UsageError
 from headrace.runtime.sampling.constraint import Constraint
