@@ -1,4 +1,6 @@
-"""DeepSeek, Kimi K2, Mistral 4, Youtu, dots.llm1, Ling 1 and 2: mixtures with shared experts; latents in most.
+"""DeepSeek, Kimi K2, Mistral 4, Youtu, dots.llm1, Ling 1 and 2, Sarvam: mixtures with shared experts.
+
+Most have attention over latents.
 
 Ling 3 has layers of its own, in `ling.py`.
 
@@ -19,7 +21,7 @@ from headrace.models.architectures.experts import (
 )
 from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.latent import even_entries, latent_config, latent_with_eps, with_indexers
-from headrace.models.architectures.layers import full_rope, head_size
+from headrace.models.architectures.layers import full_rope, head_size, state_usual_names
 from headrace.models.architectures.llama import growing_queries
 from headrace.runtime.errors import UnsupportedModelError
 
@@ -146,6 +148,24 @@ def _v4_keys(config: Config) -> None:
         config["rope_scaling"] = {key: value for key, value in scaling.items() if key != "attention_factor"}
 
 
+# Sarvam: the 30B has Ling's names, the 105B DeepSeek V3's layers
+_SARVAM_KEYS = {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}
+_SARVAM_DEFAULTS = {
+    "norm_topk_prob": True, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+
+
+def _sarvam_keys(config: Config) -> None:
+    """State the numbers of experts under DeepSeek's keys, and a head's size and YaRN as DeepSeek V3 does."""
+    state_usual_names(config, _SARVAM_KEYS)
+    if config.get("kv_lora_rank") is None:
+        return
+    config["head_dim"] = None  # the published config states that of an entry
+    scaling = config.get("rope_scaling")
+    if isinstance(scaling, dict) and "deepseek_yarn" in (scaling.get("type"), scaling.get("rope_type")):
+        config["rope_scaling"] = {**scaling, "type": "yarn", "rope_type": "yarn"}
+
+
 _LING_NAMES = (
     (".word_embeddings.", ".embed_tokens."),
     (".attention.query_key_value.", ".self_attn.qkv_proj."),
@@ -204,6 +224,31 @@ ROWS = (
         ),
         experts=deepseek_experts,
         runs=several_experts,
+        plain=(".mlp.gate",),
+    ),
+    Architecture(
+        "sarvam_moe",
+        Family(qk_norm="head"),
+        defaults={**_SARVAM_DEFAULTS, "head_dim": 64},
+        add_keys=_sarvam_keys,
+        only={"use_bias": False},
+        tensor_names=(*_LING_NAMES, (".mlp.gate.expert_bias", ".mlp.gate.e_score_correction_bias")),
+        theta=8e6,
+        rotated=1.0,
+        experts=deepseek_experts,
+        runs=several_experts,
+        biases={"attention_bias": QKV, "use_qkv_bias": QKV},
+        plain=(".mlp.gate",),
+    ),
+    Architecture(
+        "sarvam_mla",
+        Family(interleaved=True),
+        defaults=_SARVAM_DEFAULTS,
+        add_keys=_sarvam_keys,
+        only={"rope_interleave": True},
+        rotated=1.0,
+        experts=deepseek_experts,
+        latent=latent_config,
         plain=(".mlp.gate",),
     ),
     Architecture("deepseek_v4", add_keys=_v4_keys),  # mlx-lm's class runs it: the row completes its config alone

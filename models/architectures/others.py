@@ -31,7 +31,6 @@ from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.layers import (
     check_shared_heads,
     full_rope,
-    head_size,
     ropes_by_kind,
     with_sinks,
 )
@@ -236,61 +235,6 @@ def _ernie_end(stated: object, which: Callable[[Iterable[int]], int]) -> int | N
     return which(ends)
 
 
-# Hunyuan
-# Keys that may list a value for each layer
-_HUNYUAN_LISTS = ("moe_topk", "num_shared_expert", "moe_intermediate_size")
-_HUNYUAN_NAMES = ((".query_layernorm.", ".q_norm."), (".key_layernorm.", ".k_norm."))
-_HUNYUAN_MOE = {  # what transformers' class for hunyuan_v1_moe does, as keys of the class for hunyuan
-    "num_shared_expert": 1, "use_mixed_mlp_moe": True, "use_qk_norm": True, "use_cla": False,
-    "cla_share_factor": 2, "rope_scaling": {"type": "dynamic", "alpha": 1.0, "factor": 1.0},
-}  # fmt: skip
-
-
-def _hunyuan_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
-    """Return the rotations. Dynamic scaling by `alpha` is a larger base."""
-    rope = full_rope(fields, architecture)
-    scaling = fields.section("rope_scaling") or fields.section("rope_parameters")
-    if scaling.get("alpha"):
-        dims = head_size(fields)
-        base = rope.theta * Fields(scaling).positive("alpha") ** (dims / (dims - 2))  # NTK-aware scaling
-        rope = RopeConfig(base, share=rope.share)
-    return rope, rope
-
-
-def _hunyuan_experts(fields: Fields, layers: int) -> ExpertLayers:
-    """Return the experts of each layer, which may differ; one expert is a dense feed-forward."""
-    if fields.values.get("num_experts") == 1:
-        return [None] * layers
-    return [_experts_of(_of_layer(fields, layer)) for layer in range(layers)]
-
-
-def _of_layer(fields: Fields, layer: int) -> Fields:
-    """Return the values of one layer, where a config lists one for each."""
-    listed = {key: value for key in _HUNYUAN_LISTS if isinstance(value := fields.values.get(key), list)}
-    if any(layer >= len(value) for value in listed.values()):
-        raise CheckpointError(f"config.json: {', '.join(listed)} must have an entry for each layer")
-    return Fields({**fields.values, **{key: value[layer] for key, value in listed.items()}})
-
-
-def _experts_of(fields: Fields) -> ExpertsConfig:
-    """Return the experts of a layer of Hunyuan, by that layer's values."""
-    shares = fields.values.get("use_mixed_mlp_moe")
-    inner = fields.count("intermediate_size")
-    return ExpertsConfig(
-        *count_experts(fields, "num_experts", "moe_topk"),
-        size=fields.count("moe_intermediate_size", default=inner),
-        normalized=True,
-        router="gate.wg",
-        shared=inner * fields.count("num_shared_expert") if shares else 0,
-        shared_at="shared_mlp",
-    )
-
-
-def _hunyuan_runs(fields: Fields) -> bool:
-    """Return False for layers that read the keys of earlier ones before they are normalized."""
-    return not fields.values.get("use_cla")
-
-
 # nanochat
 _NANOCHAT_NAMES = (
     *GPT_NAMES,
@@ -457,21 +401,6 @@ ROWS = (
         biased=(*ATTENTION, "mlp.router", *(f"mlp.experts.{name}_proj" for name in ("gate", "up", "down"))),
     ),
     Architecture(
-        "hunyuan_v1_dense",
-        Family(qk_norm="head", norm_last=True),
-        tensor_names=_HUNYUAN_NAMES,
-        ropes=_hunyuan_ropes,
-    ),
-    Architecture(
-        "hunyuan",
-        Family(qk_norm="head", norm_last=True),
-        tensor_names=_HUNYUAN_NAMES,
-        tied=True,
-        ropes=_hunyuan_ropes,
-        experts=_hunyuan_experts,
-        runs=_hunyuan_runs,
-    ),
-    Architecture(
         "iquestloopcoder",
         Family(),
         context=131072,
@@ -553,5 +482,4 @@ ROWS = (
     ),
     Architecture("phi3", Family(), rotated=1.0, ropes=_phi3_ropes, sliding="all"),
     *(Architecture(name, nests=True) for name in _CONTAINERS),
-    Architecture("hunyuan_v1_moe", same_as="hunyuan", constants=_HUNYUAN_MOE),
 )  # fmt: skip

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 RECORDED = Path(__file__).with_name("transformers_logits.json")
 TOKENS = [(7 * i * i + 3 * i + 5) % 96 for i in range(24)]
 LENGTHS = (12, 24)  # on both sides of the original context of what was extended
+STEPS = 12  # tokens of each of three turns
 
 
 def weight(name: str, shape: list[int]) -> NDArray[Any]:
@@ -33,6 +34,11 @@ def weight(name: str, shape: list[int]) -> NDArray[Any]:
     if len(shape) > 1:
         return noise * np.float32(shape[-1] ** -0.5)
     return np.asarray(np.float32(0.1) * noise + np.float32(0.0 if name.endswith("bias") else 1.0))
+
+
+def prompts_of(first: list[int]) -> list[list[int]]:
+    """The prompts of three turns: the first, one that goes on from its answer, and an edited one."""
+    return [TOKENS, [*TOKENS, *first, 3, 1, 4, 1, 5], [*TOKENS[:15], 9, 2, 6, *TOKENS[18:]]]
 
 
 def record(cases: dict[str, dict[str, Any]]) -> None:
@@ -52,10 +58,19 @@ def record(cases: dict[str, dict[str, Any]]) -> None:
             save_file({key: weight(key, shape) for key, shape in shapes.items()}, file, metadata={"format": "pt"})
             model = family.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
             stated = json.loads((Path(folder) / "config.json").read_text())
+        model.eval()
+
+        def answer(prompt: list[int], model: Any = model) -> list[int]:
+            tokens = list(prompt)
+            for _ in range(STEPS):
+                tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+            return tokens[len(prompt) :]
+
         with torch.no_grad():
-            logits = [model.eval()(torch.tensor([TOKENS[:count]])).logits[0, -1, :12].tolist() for count in LENGTHS]
+            logits = [model(torch.tensor([TOKENS[:count]])).logits[0, -1, :12].tolist() for count in LENGTHS]
+            turns = [answer(prompt) for prompt in prompts_of(answer(TOKENS))]
         rounded = [[round(value, 5) for value in row] for row in logits]
-        recorded[name] = {"config": stated, "tensors": shapes, "logits": rounded}
+        recorded[name] = {"config": stated, "tensors": shapes, "logits": rounded, "turns": turns}
     lines = (f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in recorded.items())
     RECORDED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
