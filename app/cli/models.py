@@ -394,6 +394,8 @@ def _rows(document: Document) -> list[tuple[str, str]]:
     if not document["installed"]:
         rows += _missing_rows(document)
     rows += [("Origin", document["origin"]), ("Licence", document["licence"] or "not stated")]
+    if "released" in document:
+        rows.append(("Released", document["released"] + (", made for code" if document["use"] == "code" else "")))
     if document["installed"]:
         decoder = "headrace's own decoder"
         if document["decoder"] != "headrace":

@@ -130,9 +130,9 @@ def catalog_document(entry: CatalogEntry, usable: int | None = None) -> Document
     return {
         **_available(entry, usable),
         "origin": origin,
-        "parameters": entry.shape.parameters,
+        "parameters": entry.parameters,
         "weight_bytes": entry.weight_bytes,
-        "kv_bytes_per_token": entry.shape.kv_bytes_per_token,
+        "kv_bytes_per_token": entry.step_shape.cost.kv_bytes_per_token,
     }
 
 
@@ -338,6 +338,8 @@ def _available(entry: CatalogEntry, usable: int | None) -> Document:
         "context_fits": kv_fits(entry.step_shape, usable, packs=True),
         "quantization": entry.quantization,
         "licence": entry.licence,
+        "use": entry.use,
+        "released": entry.released,
     }
 
 

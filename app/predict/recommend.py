@@ -1,7 +1,7 @@
-"""Recommended models of a machine: the best of each rank of the catalog that fits and is fast enough there.
+"""Recommended models of a machine: the best of the catalog for each use that fits and is fast enough there.
 
-The ★ of `models list`, `fit` and the models screen, and the chat's advice to replace the sample model. The ranks, best
-model first, are in the catalog's file.
+The ★ of `models list`, `fit` and the models screen, and the chat's advice to replace the sample model. The order is
+that of `models.registry.catalog.ranked`.
 
 Guard: tests/app/predict/test_recommend.py.
 """
@@ -14,24 +14,36 @@ from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.app.predict.prediction import TargetMachine, predict
 from headrace.app.predict.targets import known_target
 from headrace.app.predict.uses import Recommendation
-from headrace.models.registry.catalog import CatalogEntry, load_catalog, load_ranks
+from headrace.models.registry.catalog import CatalogEntry, load_catalog, ranked
+from headrace.models.registry.resolve import DEFAULT_MODEL
 from headrace.runtime.machine.hardware import Machine
 
 LEAST_TOKENS_PER_SECOND = 10.0
 """Slowest predicted decode speed of a recommended model."""
-MEMORY_SHARE = 1 / 2
-"""Largest part of the memory for models that a recommended model takes."""
+MEMORY_SHARE = 2 / 3
+"""Largest part of the memory for models that a recommended model takes: half of all memory on a Mac."""
+FASTEST_SHARE = 1 / 5
+"""Least part of the best model's score that the recommended fastest one has."""
 _ASSUMED_BANDWIDTH = 25e9  # bytes per second before the first measurement: two channels of DDR4
 
 
 def recommendations(target: TargetMachine) -> dict[str, Recommendation]:
     """Return the recommended model of each use; a use without one is left out."""
+    good = {}
+    for entry in load_catalog().values():
+        model = _recommended(entry, target)
+        if model is not None and entry.name != DEFAULT_MODEL:
+            good[entry.name] = model
+
     chosen = {}
-    for use, names in load_ranks().items():
-        for name in names:
-            if (model := _recommended(load_catalog()[name], target)) is not None:
-                chosen[use] = model
-                break
+    for use in ("chat", "code"):
+        best = next((good[entry.name] for entry in ranked(use) if entry.name in good), None)
+        if best is not None:
+            chosen[use] = best
+    if "chat" in chosen:
+        least = FASTEST_SHARE * load_catalog()[chosen["chat"].name].score
+        able = [good[entry.name] for entry in ranked("chat") if entry.name in good and entry.score >= least]
+        chosen["fastest"] = max(able, key=lambda model: model.tokens_per_second or 0)
     return chosen
 
 

@@ -3,7 +3,6 @@
     shape_of_config(config)         config.json alone: sizes follow from its quantization or dtype
     shape_of_checkpoint(checkpoint) safetensors headers: exact
     shape_of_gguf(container)        GGUF headers: as headrace links or converts the file, which test_link.py compares
-    shape_of_decoder(config, ...)   a decoder's configuration and one quantization for all matrices
 
 All raise UnsupportedModelError for an architecture with unknown matrices, CheckpointError for contradictory values.
 
@@ -14,7 +13,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -60,8 +58,11 @@ def has_shape(config: Mapping[str, object]) -> bool:
     return decoder_config(text) is not None
 
 
-def shape_of_config(config: Mapping[str, object]) -> StepShape:
-    """Return the shape that a config.json implies, as an MLX conversion would store it."""
+def shape_of_config(config: Mapping[str, object], experts: Mapping[str, object] | None = None) -> StepShape:
+    """Return the shape that a config.json implies, as an MLX conversion would store it.
+
+    experts: quantization of the experts, if it is not that of the config.
+    """
     config = text_config(normalized(config))
     section = stated_quantization(config)
     dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
@@ -73,14 +74,16 @@ def shape_of_config(config: Mapping[str, object]) -> StepShape:
         bias = 0
         if tensor.has_bias:
             bias = tensor.rows * plain
-        storage = _storage(section, module)
+        storage = _storage(experts if experts and _STACK.search(module) else section, module)
         if storage is None or module.endswith(architecture.plain):
             return bias + weights * plain
         if storage.is_float:  # a scale of one byte for each group
             return bias + weights * storage.bits // 8 + weights // storage.group_size
         return bias + quantized_bytes(weights, storage.bits, storage.group_size, scale_bytes=plain)
 
-    return _build(_decoder(config), size_of, f"config.json, {_described(section, dtype)}", plain)
+    by_module = section is not None and any(isinstance(entry, Mapping | bool) for entry in section.values())
+    source = f"config.json, {_described(section, dtype)}"
+    return _build(_decoder(config), size_of, source, plain, alike=not by_module)
 
 
 def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = None) -> StepShape:
@@ -154,32 +157,18 @@ def shape_of_gguf(container: "Container") -> StepShape:
     return replace(step_shape, source=f"GGUF headers, {', '.join(kinds)}")
 
 
-def shape_of_decoder(
-    config: DecoderConfig, bits: int, group_size: int, source: str, *, mxfp4_experts: bool = False
+def _build(
+    config: DecoderConfig, size_of: SizeOf, source: str, plain: int = _HALF, *, alike: bool = False
 ) -> StepShape:
-    """Return the shape of a decoder with all matrices quantized to `bits` in groups of `group_size`.
-
-    mxfp4_experts: the experts' have 4 bits and an exponent per 32 weights.
-    """
-
-    def size_of(name: str, tensor: Tensor) -> int:
-        weights = tensor.rows * tensor.columns
-        if mxfp4_experts and ".switch_mlp." in name:
-            return weights * 17 // 32  # 32 weights have 16 bytes, and one of their exponent
-        return quantized_bytes(weights, bits, group_size)
-
-    return _build(config, size_of, source)
-
-
-def _build(config: DecoderConfig, size_of: SizeOf, source: str, plain: int = _HALF) -> StepShape:
     """Return the shape of a decoder whose matrices have these sizes.
 
     config: of the decoder.
     size_of: returns a matrix's bytes.
     source: of the sizes, in words.
     plain: bytes of an element of a vector.
+    alike: sizes do not depend on a layer's number.
     """
-    matrices = [*layer_matrices(config, size_of), output_matrix(config, size_of)]
+    matrices = [*layer_matrices(config, size_of, alike=alike), output_matrix(config, size_of)]
     tables = looked_up_bytes(config, size_of)
     vectors = _vector_weights(config) * plain
     return StepShape(
@@ -223,14 +212,17 @@ def _split_latents(sizes: Counter[str], config: DecoderConfig) -> int:
 
 def _vector_weights(config: DecoderConfig) -> int:
     """Return the number of weights that no matrix has: norms, convolutions and the like."""
-    vectors = chain.from_iterable(layer_vectors(config, layer) for layer in config.stored)
+    layers = Counter(config.stored)  # most are equal
     last_norm = config.hidden_size * config.family.norm_weights
     if config.family.norm_bias:
         last_norm *= 2
     if config.family.embedding_norm:
         last_norm += 2 * config.hidden_size
     last_mix = 2 * config.hidden_size if config.block_layers else 0
-    return last_norm + last_mix + config.input_size + sum(vector.size * vector.width for vector in vectors)
+    of_layers = sum(
+        count * vector.size * vector.width for layer, count in layers.items() for vector in layer_vectors(config, layer)
+    )
+    return last_norm + last_mix + config.input_size + of_layers
 
 
 def _splits(config: DecoderConfig) -> tuple[Sequence[str], Sequence[str]]:

@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from msgspec.structs import replace
 
-from headrace.models.architectures.config import DecoderConfig
+from headrace.models.architectures.config import DecoderConfig, LayerConfig
 from headrace.models.network.tensors import Tensor, ends, layer_tensors
 from headrace.runtime.metrics.cost import LayerKV, Matrix, attention_flops_per_entry
 from headrace.runtime.ops.kv_format import KVFormat
@@ -21,23 +21,33 @@ SizeOf = Callable[[str, Tensor], int]
 """(module, its row of the table) -> stored bytes of that projection with bias; for stacked experts, of one expert."""
 
 
-def layer_matrices(config: DecoderConfig, size_of: SizeOf) -> list[Matrix]:
-    """Return all matrices but the tables and the output projection; equal ones count together."""
+def layer_matrices(config: DecoderConfig, size_of: SizeOf, *, alike: bool = False) -> list[Matrix]:
+    """Return all matrices but the tables and the output projection; equal ones count together.
+
+    alike: sizes do not depend on a layer's number.
+    """
     last = config.appending - 1
     tables = {layer: layer_tensors(config, layer) for layer in set(config.layers)}  # most layers are equal
     layers = Counter[Matrix]()  # that have this matrix, or a stack of it
     late_layers = Counter[Matrix]()  # those of them whose matrices prefill skips
     earlier = len(config.layers) - len(config.stored)  # layers of all loops before the last
 
-    # Count equal matrices. A prefill needs no more than the K/V of the last layer that appends, and none after it.
+    # Layers with equal matrices: their configuration, their place before (-1), at or after (1) the last that appends,
+    # and their number, if sizes depend on it.
+    groups = Counter[tuple[LayerConfig, int, int]]()
     for index, layer in enumerate(config.stored):
+        number = earlier + index
+        groups[layer, (number > last) - (number < last), 0 if alike else index] += 1
+
+    # Count equal matrices. A prefill needs no more than the K/V of the last layer that appends, and none after it.
+    for (layer, place, index), equal in groups.items():
         tensors = tables[layer]
         for tensor in tensors:
             size = _size_of(tensor, f"model.layers.{index}", tensors, size_of)
-            is_late = earlier + index > last or (earlier + index == last and not tensor.before_append)
+            is_late = place > 0 or (place == 0 and not tensor.before_append)
             matrix = _matrix(tensor, size, reads=config.loops)
-            layers[matrix] += 1
-            late_layers[matrix] += is_late
+            layers[matrix] += equal
+            late_layers[matrix] += equal * is_late
 
     matrices = [
         replace(matrix, count=matrix.count * count, late=matrix.count * late_layers[matrix])

@@ -1,16 +1,18 @@
-"""The model catalog: assets/catalog.toml as typed entries.
+"""The model catalog: assets/catalog.toml as typed entries, with figures that follow from assets/configs.json.
 
-A new model is a table in that file, whose head explains the keys; tests/models/registry/test_catalog.py checks each.
-Starting an installed model does not import this module: reading the file costs milliseconds. Completion of names
-does, so costs, which need mlx, are imported only where they are computed.
+A new model is a table in the first file, whose head explains the keys, and its config in the second;
+tests/models/registry/test_catalog.py checks each. Starting an installed model does not import this module: reading the
+files costs milliseconds. Completion of names does, so costs, which need mlx, are imported only where they are computed.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -20,7 +22,6 @@ from headrace.runtime.errors import ModelNotFoundError
 
 if TYPE_CHECKING:
     from headrace.models.cost.step_shape import StepShape
-    from headrace.runtime.metrics.cost import LayerKV
 
 _FAMILY_ALIKE = 0.75  # of their letters: qwn and qwen, not minimax and gemma
 # Models of the hub without an organisation, which their names alone mean.
@@ -40,120 +41,68 @@ class Wheel(Struct, frozen=True):
     member_sha256: str
 
 
-class KVRow(NamedTuple):
-    """K/V of several equal layers."""
-
-    layers: int  # their number
-    kv_heads: int
-    width: int  # of a head
-    window: int  # 0 for none
-
-
-class Shape(Struct, frozen=True):
-    """Sizes of a model's layers, as the catalog states them: enough for costs, not for running it."""
-
-    layers: int
-    hidden: int
-    ffn: int  # for a mixture of experts: of one expert
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    tied: bool
-    experts: int = 1
-    active_experts: int = 1  # per token
-    others: int = 0  # weights that layers of other kinds have beyond these sizes
-    looked_up: int = 0  # weights in tables per layer, of which a token reads a row
-    kv: tuple[KVRow, ...] = ()  # unless all layers are equal
-    chosen: int = 0  # positions that an indexer leaves to attention, of `kv`'s first row; its keys: the last; 0: all
-    block: int = 1  # positions that it chooses together
-
-    @property
-    def parameters(self) -> int:
-        """Return the number of weights in all matrices (norms and biases are left out: under 0.1 %)."""
-        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
-        router = self.hidden * self.experts if self.experts > 1 else 0
-        feed_forward = 3 * self.hidden * self.ffn * self.experts
-        tables = self.vocab * self.hidden * (1 if self.tied else 2)
-        return tables + self.layers * (attention + router + feed_forward) + self.further
-
-    @property
-    def further(self) -> int:
-        """Weights that the other sizes do not tell."""
-        return self.others + self.looked_up
-
-    @property
-    def kv_rows(self) -> "list[LayerKV]":
-        """Return the layers' K/V in half precision, an upper bound where the windows are not stated."""
-        from headrace.models.cost.shape_sources import KV
-        from headrace.runtime.metrics.cost import LayerKV
-
-        rows = self.kv or (KVRow(self.layers, self.kv_heads, self.head_dim, 0),)
-        kv = [LayerKV(row.layers, KV.row_bytes(row.kv_heads, row.width), row.window or None) for row in rows]
-        if self.chosen:
-            kv[0] = replace(kv[0], chosen=self.chosen, block=self.block)
-            kv[-1] = replace(kv[-1], unread=self.chosen)
-        return kv
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Return the bytes that a token adds to the cache, before a window is full."""
-        return sum(layer.count * layer.bytes_per_token for layer in self.kv_rows)
-
-
 class CatalogEntry(Struct, frozen=True, dict=True):
     """A model of the catalog, which can be fetched by its name."""
 
     name: str
     title: str  # for people
     source: Wheel | HubId
-    quantization: str
+    quantization: str  # one of `_SECTIONS`
     download_bytes: int
-    weight_bytes: int  # in memory, quantized
-    context: int  # maximum context in tokens
     licence: str
-    shape: Shape
+    use: Literal["general", "code"]  # what its makers published it for
+    released: str  # year and month
     checked: str  # source of the facts above
     unread_bytes: int = 0  # of the download: vision and audio parts, which are not loaded
-    whole_on_gpu: bool = False  # mlx-lm's class, which runs it on a GPU, cannot be divided among machines
+    card_context: int | None = None  # tokens of context by the model's card; None: as by its config
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The entries of the model's config.json that its figures follow from."""
+        return _configs()[self.name]
 
     @cached_property
     def step_shape(self) -> "StepShape":
-        """Return the shape of a decode step from the catalog's facts alone."""
-        from headrace.models.architectures.config import DecoderConfig, ExpertsConfig, LayerConfig
-        from headrace.models.cost.shape_sources import shape_of_decoder
-        from headrace.runtime.metrics.cost import Matrix, quantized_bytes
+        """The shape of a decode step, from the config alone."""
+        from headrace.models.cost.shape_sources import shape_of_config
 
-        # A decoder of equal layers, of the stated sizes. Costs do not depend on rotation, epsilon and scale.
-        shape = self.shape
-        quantization = self.quantization.upper()
-        mixture = None
-        if shape.experts > 1:
-            mixture = ExpertsConfig(shape.experts, shape.active_experts, shape.ffn, normalized=True)
-        config = DecoderConfig(
-            architecture="catalog", hidden_size=shape.hidden, intermediate_size=shape.ffn, heads=shape.heads,
-            kv_heads=shape.kv_heads, head_dim=shape.head_dim, vocab_size=shape.vocab, context_length=self.context,
-            norm_eps=1e-5, tied_embeddings=shape.tied, layers=(LayerConfig(rope=None, experts=mixture),) * shape.layers,
-            attention_scale=1.0,
-        )  # fmt: skip
-        # GGUF types such as Q4_1 have groups of 32, MLX's builds such as "4-bit" of 64.
-        bits = 8 if "Q8" in quantization else 4
-        group_size = 32 if quantization.startswith("Q") else 64
-        built = shape_of_decoder(
-            config, bits, group_size, f"catalog, {self.quantization}", mxfp4_experts=quantization.startswith("MXFP4")
-        )
-        # The other weights, as one more matrix in each layer.
-        rows = round(shape.others / shape.hidden / shape.layers)
-        other = Matrix(
-            "other", shape.layers, rows, shape.hidden, quantized_bytes(rows * shape.hidden, bits, group_size)
-        )
-        # All matrices in proportion, so that their sum is the stated one: tables may have more bits than layers.
-        scale = self.weight_bytes / (built.resident_bytes + quantized_bytes(shape.further, bits, group_size))
-        matrices = [replace(each, nbytes=round(each.nbytes * scale)) for each in (other, *built.matrices)]
-        native, gpu = built.splits
-        splits = native, () if self.whole_on_gpu else gpu
-        built = replace(built, matrices=matrices, kv=shape.kv_rows, resident_bytes=self.weight_bytes)
-        return replace(built, splits=splits, family=self.name)
+        stored = _STORED.get(self.quantization) or _q4_k_m(self.config["num_hidden_layers"])
+        shape = shape_of_config({**self.config, **stored}, experts=_EXPERTS.get(self.quantization))
+        context = self.card_context or shape.context_length
+        return replace(shape, source=f"catalog, {self.quantization}", context_length=context)
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights of the text part, tables included."""
+        from headrace.models.cost.shape_sources import shape_of_config
+
+        return shape_of_config(self.config).resident_bytes // 2  # in half precision
+
+    @property
+    def active_parameters(self) -> int:
+        """Number of weights that a token is multiplied with."""
+        return self.step_shape.cost.weight_flops // 2
+
+    @property
+    def score(self) -> float:
+        """The geometric mean of all and active weights, doubled for each half year of release.
+
+        Models of one size get better that fast, and a mixture lies between its active and all its weights. Tables of
+        which a token reads a row do not count.
+        """
+        year, month = map(int, self.released.split("-"))
+        half_years = (12 * (year - 2024) + month) / 6
+        return math.sqrt(self.step_shape.parameters * self.active_parameters) * 2**half_years
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights in memory."""
+        return self.step_shape.resident_bytes
+
+    @property
+    def context(self) -> int:
+        """Largest number of tokens that the model was made for."""
+        return self.step_shape.context_length
 
     def memory_bytes(self, context: int) -> int:
         """Return the memory to run with `context` tokens: weights, K/V cache and the program itself."""
@@ -161,6 +110,39 @@ class CatalogEntry(Struct, frozen=True, dict=True):
 
         shape = self.step_shape
         return self.weight_bytes + shape.cost.kv_bytes(min(context, self.context)) + working_memory(shape)
+
+
+# Entries of config.json by the name of a quantization, as MLX conversions have them, and as headrace loads a GGUF.
+_STORED: Mapping[str, dict[str, Any]] = {
+    "3-bit": {"quantization": {"bits": 3, "group_size": 64}},
+    "4-bit": {"quantization": {"bits": 4, "group_size": 64}},
+    "MXFP4-Q8": {"quantization": {"bits": 8, "group_size": 64}},
+    "Q4_1": {"quantization": {"bits": 4, "group_size": 32, "model.embed_tokens": {"bits": 8, "group_size": 32}}},
+    "Q8_0": {"quantization": {"bits": 8, "group_size": 32}},
+}
+# The quantization of experts, where it is another one.
+_EXPERTS: Mapping[str, dict[str, Any]] = {"MXFP4-Q8": {"bits": 4, "group_size": 32, "mode": "mxfp4"}}
+
+
+def _q4_k_m(layers: int) -> dict[str, Any]:
+    """Return the entries of config.json for a GGUF in Q4_K_M, whose scales need float32.
+
+    llama.cpp stores the table, and values and down projections of about half the layers, in Q6_K.
+    """
+    six = {"bits": 6, "group_size": 16}
+    section: dict[str, Any] = {"bits": 4, "group_size": 32, "model.embed_tokens": six}
+    eighth = layers // 8
+    for layer in range(layers):
+        if layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2:
+            section[f"model.layers.{layer}.self_attn.v_proj"] = six
+            section[f"model.layers.{layer}.mlp.down_proj"] = six
+    return {"quantization": section, "torch_dtype": "float32"}
+
+
+@cache
+def _configs() -> dict[str, dict[str, Any]]:
+    configs: dict[str, dict[str, Any]] = msgspec.json.decode((ASSETS / "configs.json").read_bytes())
+    return configs
 
 
 @cache
@@ -177,10 +159,15 @@ def load_catalog() -> dict[str, CatalogEntry]:
     return {name: _entry(name, row) for name, row in _document()["models"].items()}
 
 
-def load_ranks() -> dict[str, list[str]]:
-    """Return the names of the best models by use (`chat`, `code`, `fastest`), the best first."""
-    ranks: dict[str, list[str]] = _document()["ranks"]
-    return ranks
+def ranked(use: Literal["chat", "code"]) -> list[CatalogEntry]:
+    """Return the models for a use, the best first.
+
+    Models made for code count double among those for code, and not for chat.
+    """
+    entries = load_catalog().values()
+    if use == "chat":
+        return sorted((entry for entry in entries if entry.use == "general"), key=lambda entry: -entry.score)
+    return sorted(entries, key=lambda entry: -entry.score * (2 if entry.use == "code" else 1))
 
 
 def find(name: str, others: Callable[[], Sequence[str]] = list) -> CatalogEntry:
@@ -236,6 +223,4 @@ def _entry(name: str, row: Mapping[str, Any]) -> CatalogEntry:
     wheel = facts.pop("wheel", None)
     hub = facts.pop("hub", None)
     source = Wheel(**wheel) if wheel is not None else HubId(**hub)
-    sizes = facts.pop("shape")
-    shape = Shape(**sizes | {"kv": tuple(KVRow(*row) for row in sizes.get("kv", ()))})
-    return CatalogEntry(name=name, source=source, shape=shape, **facts)  # the other keys are the fields' names
+    return CatalogEntry(name=name, source=source, **facts)  # the other keys are the fields' names

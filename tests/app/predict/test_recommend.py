@@ -1,4 +1,4 @@
-"""Recommended models: the best of each rank that fits half the memory and is fast enough."""
+"""Recommended models: the best of each use that fits two thirds of the memory and is fast enough."""
 
 import json
 
@@ -9,6 +9,7 @@ from headrace.app.predict.chip_names import chip_targets
 from headrace.app.predict.document import catalog_fit
 from headrace.app.predict.prediction import TargetMachine
 from headrace.app.predict.recommend import (
+    FASTEST_SHARE,
     LEAST_TOKENS_PER_SECOND,
     MEMORY_SHARE,
     recommendations,
@@ -16,7 +17,7 @@ from headrace.app.predict.recommend import (
 )
 from headrace.app.predict.uses import USES, legend
 from headrace.app.predict.view import show_fit
-from headrace.models.registry.catalog import load_catalog, load_ranks
+from headrace.models.registry.catalog import load_catalog, ranked
 from headrace.models.registry.resolve import DEFAULT_MODEL
 from tests.support.commands import headrace
 
@@ -24,25 +25,31 @@ GIB = 1 << 30
 LAPTOP = TargetMachine("a laptop", bandwidth=34e9, memory=20 * GIB, apple=False)
 
 
-def test_ranks_list_catalog_models_once_without_the_sample_model() -> None:
-    ranks = load_ranks()
-    assert ranks.keys() == USES.keys()
-    for names in ranks.values():
-        assert len({*names}) == len(names)
-        assert {*names} <= load_catalog().keys() - {DEFAULT_MODEL}
-
-
 @pytest.mark.parametrize("target", [LAPTOP, *chip_targets("M4", 16), *chip_targets("M4 Max", 64)])
-def test_a_recommended_model_is_the_first_of_its_rank_that_fits_and_is_fast_enough(target: TargetMachine) -> None:
+def test_a_recommended_model_is_the_first_by_rank_that_fits_and_is_fast_enough(target: TargetMachine) -> None:
     rows = {row["model"]: row for row in catalog_fit(target, 4096)["models"]}
     chosen = recommendations(target)
-    assert chosen.keys() == load_ranks().keys()
-    for use, names in load_ranks().items():
-        good = [name for name in names if _is_good(rows[name], target)]
+    assert chosen.keys() == USES.keys()
+    for use in ("chat", "code"):
+        good = [entry.name for entry in ranked(use) if _is_good(rows[entry.name], target)]
         assert chosen[use].name == good[0]
         assert use in rows[good[0]]["recommended_for"]
         assert chosen[use].download_bytes == load_catalog()[good[0]].download_bytes
         assert chosen[use].tokens_per_second == pytest.approx(rows[good[0]]["expected"] or rows[good[0]]["roofline"])
+
+
+@pytest.mark.parametrize("target", [LAPTOP, *chip_targets("M4", 16), *chip_targets("M4 Max", 64)])
+def test_the_fastest_model_has_a_fifth_of_the_best_score(target: TargetMachine) -> None:
+    chosen = recommendations(target)
+    least = load_catalog()[chosen["chat"].name].score * FASTEST_SHARE
+    rows = {row["model"]: row for row in catalog_fit(target, 4096)["models"]}
+    able = [entry.name for entry in ranked("chat") if entry.score >= least and _is_good(rows[entry.name], target)]
+    assert chosen["fastest"].name == max(able, key=lambda name: rows[name]["expected"] or rows[name]["roofline"])
+
+
+def test_the_sample_model_is_never_recommended() -> None:
+    tiny = replace(LAPTOP, memory=load_catalog()[DEFAULT_MODEL].memory_bytes(4096) * 2)
+    assert DEFAULT_MODEL not in {model.name for model in recommendations(tiny).values()}
 
 
 def _is_good(row: dict, target: TargetMachine) -> bool:
