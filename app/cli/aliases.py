@@ -1,8 +1,8 @@
 """Other programs' names for commands and options; help texts show headrace's own.
 
 `commands.py` asks `own_option` for every option, `meant` and `meant_in` for a word that is no command or subcommand,
-and `instead_of` for an option that a command lacks. A command that leaves headrace gets a row in `_MEANT`, an option
-one in `_INSTEAD` or `_INSTEAD_IN`.
+`instead_of` for an option that a command lacks, and `instead_of_value` for a value that it refuses. A command that
+leaves headrace gets a row in `_MEANT`, an option one in `_INSTEAD` or `_INSTEAD_IN`.
 
 Guard: tests/app/cli/test_commands.py.
 """
@@ -66,14 +66,19 @@ def meant(word: str, commands: Iterable[str]) -> str | None:
 
 
 def meant_in(word: str, subcommands: Collection[str]) -> str | None:
-    """Return the subcommand for a word that is none; None if none has its meaning."""
-    own = _MEANT.get(word.lower())
+    """Return the subcommand for a word that is none, such as LIST; None if none has its meaning."""
+    own = _MEANT.get(word.lower(), word.lower())
     return own if own in subcommands else None
 
 
 def instead_of(option: str, command: str) -> str | None:
-    """Return a hint for an option that a command does not have, or refuses the value of; None without any.
+    """Return a hint for an option that a command does not have; None without any.
 
     command: with the program's name, such as `headrace bench`.
     """
     return _INSTEAD_IN.get((command, option), _INSTEAD.get(option))
+
+
+def instead_of_value(option: str, command: str) -> str | None:
+    """Return a hint for an option whose value a command refuses; None without any. command: as for `instead_of`."""
+    return _INSTEAD_IN.get((command, option))

@@ -9,13 +9,14 @@ A new command is a row of `_COMMANDS`, and one of `tests/app/cli/test_processes.
 import contextlib
 import importlib
 import os
+import re
 import sys
 
 import click
 from click.shell_completion import CompletionItem
 
-from headrace.app.cli import completion  # noqa: F401 (registers the shells' completion with click)
-from headrace.app.cli.aliases import instead_of, meant, meant_in, own_option
+from headrace.app.cli import completion  # registers the shells' completion with click, too
+from headrace.app.cli.aliases import instead_of, instead_of_value, meant, meant_in, own_option
 from headrace.app.cli.say import say
 from headrace.app.cli.standard_streams import OutputError, ReaderGoneError, silence_stdout
 from headrace.runtime.config import environment
@@ -67,6 +68,7 @@ _COMMANDS = {
     "completion": ("headrace.app.cli.completion", "completion", "Print a completion script for bash, zsh or fish."),
 }
 
+_EXTRA_ARGUMENT = re.compile(r"unexpected extra argument \((\S+)\)", re.IGNORECASE)  # click's text
 _NUMBERS = {"integer": "N", "integer range": "N", "float": "X", "float range": "X"}  # metavars by click's types
 
 
@@ -305,7 +307,7 @@ def _usage_lines(error: click.UsageError) -> tuple[str, str]:
     if isinstance(error, click.NoSuchOption) and (hint := instead_of(error.option_name, command)):
         return f"no such option '{error.option_name}'", hint
     if isinstance(error, click.BadParameter) and error.param is not None:
-        hint = instead_of(error.param.opts[-1], command)
+        hint = instead_of_value(error.param.opts[-1], command)
         if hint:
             return _click_text(error), hint
     word = getattr(error, "command_name", None)  # of click.NoSuchCommand, which older versions do not have
@@ -313,7 +315,23 @@ def _usage_lines(error: click.UsageError) -> tuple[str, str]:
         near = meant_in(word, error.ctx.command.commands)
         if near:
             return f"no such command {word!r:.80}", f"did you mean {command} {near}?"
+    if not isinstance(word, str):
+        extra = _EXTRA_ARGUMENT.search(error.message)
+        word = extra and extra[1]
+    if isinstance(word, str) and error.ctx is not None and _names_model(word, error.ctx):
+        return _click_text(error), f"a model goes after -m: {command} -m {word}"
     return _click_text(error), f"`{command} --help` shows the options"
+
+
+def _names_model(word: str, ctx: click.Context) -> bool:
+    """Return whether a command takes a model as an option, and a word is one by its looks or its name."""
+    option = next((param for param in ctx.command.params if "-m" in param.opts), None)
+    if option is None:
+        return False
+    from headrace.models.registry.catalog import respelled  # late: reads the catalog
+
+    looks_so = "/" in word or word.lower().endswith(".gguf")
+    return looks_so or respelled(word) is not None or word in completion.installed_names(ctx, option, word)
 
 
 def _click_text(error: click.ClickException) -> str:
