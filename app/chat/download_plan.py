@@ -85,7 +85,7 @@ def download_plan(name: str | None) -> DownloadPlan | None:
         return copy_plan(base, source.path, open_gguf(source.path), store)
     if isinstance(source, LocalDirectory):
         return None
-    stored = stored_name(base)
+    stored = stored_name(str(source) if isinstance(source, HubId) else base)
     if stored is None:
         return None
     try:

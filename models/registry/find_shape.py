@@ -44,7 +44,7 @@ def find_shape(name: str | None, store: Store | None = None) -> tuple[str, StepS
 
             return shown_name(file), shape_of_gguf(open_container(file))
         case CatalogName() | HubId():
-            name = source.name if isinstance(source, CatalogName) else stored_name(text)
+            name = source.name if isinstance(source, CatalogName) else stored_name(str(source))
             here = store.get(name or text)
             if here is not None:
                 return text, _of_directory(here.path)

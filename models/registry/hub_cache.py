@@ -66,6 +66,14 @@ def cached_models() -> list[CachedModel]:
     return sorted(models, key=lambda model: model.name)
 
 
+def cached_in(repo: str) -> list[CachedModel]:
+    """Return the language models and adapters of a repository's branch main that the hub's cache has complete."""
+    commit = _commit_of(_folder_of(repo) / "refs" / "main")
+    if not commit:
+        return []
+    return list(_models_in(HubId(repo), _folder_of(repo) / "snapshots" / commit))
+
+
 def _snapshots() -> Iterator[tuple[HubId, Path]]:
     """Yield the revisions that the hub's cache has by a name, with their folders."""
     for folder in Path(constants.HF_HUB_CACHE).glob("models--*--*"):

@@ -120,7 +120,8 @@ def find_source(text: str, store: Store) -> Source:
     """Return what `text` names: as `parse_source`, but files of another program for a model that is not installed.
 
     The catalog's own names mean the catalog's models, in any case and as on the hub: SmolLM2-135M-Instruct. `name:tag`
-    means another program's model of exactly that name.
+    means another program's model of exactly that name. A hub id that leaves the quantization open means a file in the
+    hub's cache, if there is one.
     Also raises UnsupportedModelError for a model to which that program applies several adapters.
     """
     try:
@@ -143,8 +144,31 @@ def find_source(text: str, store: Store) -> Source:
             return CatalogName(known)
     from headrace.models.registry.other_programs import find_foreign, find_foreign_hub
 
-    foreign = find_foreign_hub(source) if isinstance(source, HubId) else find_foreign(text)
-    return source if foreign is None else foreign.source
+    if isinstance(source, CatalogName):
+        foreign = find_foreign(text)
+        return source if foreign is None else foreign.source
+    foreign = find_foreign_hub(source)
+    return _cached_file(source) if foreign is None else foreign.source
+
+
+def _cached_file(hub: HubId) -> HubId:
+    """Return the id of a GGUF in the hub's cache, if `hub` leaves the choice open and no safetensors are there."""
+    if hub.file is not None or hub.revision is not None:
+        return hub
+    from headrace.models.registry.hub_cache import cached_in
+    from headrace.models.registry.hub_files import choose_gguf, quantization_of
+
+    models = [model for model in cached_in(hub.repo) if not model.is_adapter]
+    files = [model.files.file for model in models if model.files.file is not None]
+    if not files or (hub.quantization is None and len(files) < len(models)):
+        return hub
+    try:
+        file = choose_gguf(files, hub.repo, hub.quantization)
+    except (ModelNotFoundError, UnsupportedModelError):  # the hub may have another file
+        return hub
+    if quantization_of(file) == hub.quantization:
+        return hub
+    return replace(hub, file=file, quantization=None)
 
 
 def _known_file(file: Path, store: Store) -> str | None:

@@ -265,6 +265,23 @@ def test_ggufs_in_the_hubs_cache_are_listed_by_names_that_run(home: Path, store:
     assert [str(parse_source(model.name)) for model in cached] == [model.name for model in cached]
 
 
+def test_an_open_name_means_a_file_in_the_hubs_cache(home: Path, store: Store) -> None:
+    repo = home / "hub" / "models--org--tiny-GGUF"
+    snapshot = repo / "snapshots" / ("1" * 40)
+    snapshot.mkdir(parents=True)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text(snapshot.name)
+    for name in ("tiny-Q8_0.gguf", "tiny-Q5_0.gguf"):
+        write_gguf(snapshot / name, "llama")
+    assert find_source("org/tiny-GGUF", store) == HubId("org/tiny-GGUF", file="tiny-Q5_0.gguf")
+    assert find_source("org/tiny-GGUF:Q8", store) == HubId("org/tiny-GGUF", file="tiny-Q8_0.gguf")
+    # Names of one file, or of one that the cache does not have
+    for name in ("org/tiny-GGUF:Q8_0", "org/tiny-GGUF:Q4", "org/tiny-GGUF@main", "org/tiny-GGUF/tiny-Q4_0.gguf"):
+        assert find_source(name, store) == parse_source(name)
+    write_model(snapshot, "llama")
+    assert find_source("org/tiny-GGUF", store) == HubId("org/tiny-GGUF")
+
+
 def test_a_shard_of_a_name_that_no_file_can_have_is_missing(tmp_path: Path) -> None:
     repo = tmp_path / "hub" / "models--org--tiny"
     snapshot = write_model(repo / "snapshots" / ("1" * 40), "llama")
