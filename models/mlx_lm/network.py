@@ -21,8 +21,7 @@ from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.mlx_lm.backend import MlxLmBackend
 from headrace.models.mlx_lm.cache import CachePart, MlxLmCache, make_parts, quantized
 from headrace.models.mlx_lm.costs import layers_kv, measure
-from headrace.models.mlx_lm.functions import KernelFunctions
-from headrace.models.mlx_lm.kernels import Stored, exchange
+from headrace.models.mlx_lm.kernels import KernelFunctions, Stored, exchange
 from headrace.models.mlx_lm.load import load, refused
 from headrace.models.mlx_lm.long_rope import LongRope
 from headrace.models.mlx_lm.mtp import Head, project, text_model

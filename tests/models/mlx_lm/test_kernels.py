@@ -8,8 +8,7 @@ import mlx.nn as nn
 import pytest
 from mlx_lm.models.switch_layers import SwiGLU, SwitchGLU
 
-from headrace.models.mlx_lm.functions import KernelFunctions
-from headrace.models.mlx_lm.kernels import _Experts, _OnKernels, _Projection, _Table
+from headrace.models.mlx_lm.kernels import KernelFunctions, _Experts, _OnKernels, _Projection, _Table
 from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
