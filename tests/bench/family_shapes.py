@@ -156,7 +156,7 @@ _GEMMA4_SLIDES = [i % 5 != 4 for i in range(20)]
 _GEMMA4 = {
     "model_type": "gemma4_text", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 20,
     "num_attention_heads": 8, "num_key_value_heads": 1, "num_global_key_value_heads": 1, "head_dim": 256,
-    "global_head_dim": 512, "vocab_size": 131072,
+    "global_head_dim": 512, "vocab_size": 131072, "attention_k_eq_v": False, "enable_moe_block": False,
     "vocab_size_per_layer_input": 131072, "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 10,
     "use_double_wide_mlp": True, "sliding_window": 512, "rms_norm_eps": 1e-6, "max_position_embeddings": CONTEXT,
     "final_logit_softcapping": 30.0, "tie_word_embeddings": True,

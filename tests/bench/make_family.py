@@ -78,9 +78,14 @@ def destinations(family: FamilyShape) -> dict[str, Destination]:
     row = ARCHITECTURES[family.architecture]
     prefix = "language_model." if row.wrapped else ""
     found = list(_in_both(row.tables, "", prefix))
-    for layer in range(text_section(family.config)["num_hidden_layers"]):
-        for parts in row.groups.values():
-            found += _in_both(parts, f"blk.{layer}.", f"{prefix}{row.layer.format(layer)}.")
+    config = text_section(family.config)
+    kinds: list[tuple[str, ...]] = [()] * config["num_hidden_layers"]
+    if row.kinds is not None:
+        kinds = row.kinds(config)
+    for layer, groups in enumerate(kinds):
+        # Groups of other layers may name the same module: the layer's own come last.
+        for group in (*row.groups, *groups):
+            found += _in_both(row.groups[group], f"blk.{layer}.", f"{prefix}{row.layer.format(layer)}.")
     weights = {name: place for name, place in found if place.rule.leaf != "bias"}
     return dict(found) | weights
 
@@ -170,7 +175,7 @@ def write_gguf(path: Path, family: FamilyShape) -> None:
         elif t.quantized:
             writer.add_tensor(name, _blocks(draw, t.shape), raw_dtype=gguf.GGMLQuantizationType.Q4_0)
         elif name not in written:  # several parameters may be rows of one tensor
-            array = -np.exp(values(t)) if rule.values == "log_negative" else values(t)
+            array = _as_stored(values(t), rule)
             writer.add_tensor(name, np.resize(array, _plain_shape(family, t.shape, rule)))
         written.add(name)
     for name, numbers in family.vectors.items():
@@ -179,6 +184,15 @@ def write_gguf(path: Path, family: FamilyShape) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _as_stored(array: npt.NDArray[np.float32], rule: TensorRule) -> npt.NDArray[np.float32]:
+    """Return the numbers of a parameter as a GGUF has them."""
+    if rule.values == "log":
+        return np.exp(array)
+    if rule.values == "log_negative":
+        return -np.exp(array)
+    return array
 
 
 def _plain_shape(family: FamilyShape, shape: tuple[int, ...], rule: TensorRule) -> tuple[int, ...]:

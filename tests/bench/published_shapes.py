@@ -4,10 +4,11 @@ Sizes are those of the catalog and of the defaults in transformers and mlx-lm. W
 the published config.json; ranks of RWKV-7 are those that RWKV-LM's training script computes from the width.
 
 Models of more than about two billion weights have fewer layers here, and some fewer experts, by the comments; each
-token uses as many experts as published. Vocabularies of these have 65,536 entries, so that the last product keeps its
-share of a step. Most metadata keys follow from the rows of `gguf.architectures`.
+token uses as many experts as published. Vocabularies of these have 65,536 entries or fewer, so that the last product
+keeps its share of a step. Most metadata keys follow from the rows of `gguf.architectures`.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from headrace.models.gguf.architectures import ARCHITECTURES
@@ -134,6 +135,45 @@ _STEP = {  # 4 of 45 layers, the first of them dense, 32 of 288 experts; 96 head
     "partial_rotary_factors": [0.5, 1.0, 1.0, 1.0], "yarn_only_types": [_FULL],
     "attention_other_setting": {"num_attention_heads": 96, "num_attention_groups": 8},
 }  # fmt: skip
+_LFM2_MOE = {  # LFM2.5 8B: 8 of 24 layers, the first two of them dense
+    "model_type": "lfm2_moe", "hidden_size": 2048, "intermediate_size": 7168, "moe_intermediate_size": 1792,
+    "num_hidden_layers": 8, "num_attention_heads": 32, "num_key_value_heads": 8, "num_experts": 32,
+    "num_experts_per_tok": 4, "num_dense_layers": 2, "norm_topk_prob": True, "use_expert_bias": True, "norm_eps": 1e-5,
+    "conv_L_cache": 3, "conv_bias": False, "rope_theta": 1e6, "full_attn_idxs": [2, 6], "vocab_size": 21504,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+_DOTS1 = {  # 3 of 62 layers, the first of them dense, 32 of 128 experts
+    "model_type": "dots1", "hidden_size": 4096, "intermediate_size": 10944, "moe_intermediate_size": 1408,
+    "num_hidden_layers": 3, "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128,
+    "n_routed_experts": 32, "n_shared_experts": 2, "num_experts_per_tok": 6, "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+    "mlp_bias": False, "rms_norm_eps": 1e-5, "rope_theta": 1e7,
+}  # fmt: skip
+_LING3 = {  # Ling-3.0-tiny: 8 of 24 layers, the first of them dense; 6 of them delta networks
+    "model_type": "bailing_moe_v3", "hidden_size": 1536, "intermediate_size": 4608, "moe_intermediate_size": 512,
+    "moe_shared_expert_intermediate_size": 512, "num_hidden_layers": 8, "num_attention_heads": 16,
+    "num_key_value_heads": 16, "num_experts": 128, "num_experts_per_tok": 8, "num_shared_experts": 1,
+    "norm_topk_prob": True, "first_k_dense_replace": 1, "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5,
+    "layer_group_size": 4, "head_dim": 128, "q_lora_rank": 256, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "v_head_dim": 128, "short_conv_kernel_size": 4, "kda_lower_bound": -5.0,
+    "kda_safe_gate": True, "no_kda_lora": True, "rms_norm_eps": 1e-6, "rope_theta": 6e6, "rope_interleave": True,
+}  # fmt: skip
+_MINIMAX3 = {  # the text part: 3 of 60 layers, the first of them dense, 16 of 128 experts
+    "model_type": "minimax_m3", "hidden_size": 6144, "intermediate_size": 3072, "dense_intermediate_size": 12288,
+    "shared_intermediate_size": 3072, "num_hidden_layers": 3, "num_attention_heads": 64, "num_key_value_heads": 4,
+    "head_dim": 128, "rotary_dim": 64, "num_local_experts": 16, "num_experts_per_tok": 4, "n_shared_experts": 1,
+    "scoring_func": "sigmoid", "routed_scaling_factor": 2.0, "moe_layer_freq": [0, 1, 1], "use_routing_bias": True,
+    "use_qk_norm": True, "use_gemma_norm": False, "rms_norm_eps": 1e-6, "rope_theta": 5e6, "index_n_heads": 4,
+    "index_head_dim": 128, "index_block_size": 128, "index_topk_blocks": 16, "index_local_blocks": 1,
+    "sparse_attention_freq": [0, 1, 1],
+}  # fmt: skip
+_MUSE_LAYERS = 4  # of 52
+_MUSE = {
+    "model_type": "muse_glimmer", "hidden_size": 6656, "intermediate_size": 19968, "num_hidden_layers": _MUSE_LAYERS,
+    "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5, "post_norm_eps": 1e-8,
+    "sliding_window": 2048, "layer_types": [_LOCAL] * 3 + [_FULL], "qk_scale_factor": 3.87, "rope_theta": 5e5,
+    "hidden_activation": "silu", "final_logit_softcapping": 20.0, "output_multiplier": 0.19611613513818404,
+}  # fmt: skip
 _MAMBA = {  # 130M, whole
     "model_type": "mamba", "hidden_size": 768, "intermediate_size": 1536, "num_hidden_layers": 24, "state_size": 16,
     "conv_kernel": 4, "time_step_rank": 48, "use_bias": False, "use_conv_bias": True, "layer_norm_epsilon": 1e-5,
@@ -145,6 +185,12 @@ _MAMBA2 = {  # 1.3B, whole
     "n_groups": 1, "conv_kernel": 4, "layer_norm_epsilon": 1e-5, "use_bias": False, "use_conv_bias": True,
     "time_step_limit": [0.0, 1e9], "time_step_rank": 64, "tie_word_embeddings": True,
 }  # fmt: skip
+
+
+def _nested(kind: str, family: FamilyShape) -> FamilyShape:
+    """Return a family whose config is the text part of one of the model type `kind`."""
+    config = {key: family.config[key] for key in ("vocab_size", "num_hidden_layers")}
+    return replace(family, config={**config, "model_type": kind, "text_config": family.config})
 
 
 def _rwkv7(layers: int, size: int, decay: int, rate: int, value: int, gate: int) -> FamilyShape:
@@ -199,6 +245,38 @@ PUBLISHED: dict[str, FamilyShape] = {
         {
             "attention.head_count": [64, 96, 96, 96], "attention.head_count_kv": [8] * 4, "rope.freq_base_swa": 1e4,
             "leading_dense_block_count": 1,
+        },
+    ),
+    "lfm2.5-8b": _published(
+        "lfm2moe", _LFM2_MOE,
+        {"attention.head_count_kv": [0, 0, 8, 0, 0, 0, 8, 0], "rope.dimension_count": 64},
+    ),
+    "dots.llm1": _published("dots1", _DOTS1, {}),
+    "ling-3-tiny": _published(
+        "bailingmoe3", _LING3,
+        {
+            **latent(_LING3), "attention.head_count_kv": [0, 0, 0, 1] * 2, "kda.head_dim": 128, "kda.safe_gate": True,
+            "kda.gate_lower_bound": -5.0, "expert_weights_norm": True,
+        },
+    ),
+    "minimax-m3": _nested(
+        "minimax_m3_vl",
+        _published(
+            "minimax-m3", _MINIMAX3,
+            {
+                "feed_forward_length": 12288, "leading_dense_block_count": 1, "expert_shared_count": 1,
+                "expert_weights_norm": True, "rope.dimension_count": 64, "attention.indexer.head_count": 4,
+                "attention.indexer.key_length": 128, "attention.indexer.top_k": 16,
+                "attention.indexer.block_size": 128, "attention.indexer.local_blocks": 1,
+            },
+        ),
+    ),
+    "muse-glimmer": _published(
+        "muse-glimmer", _MUSE,
+        {"logit_scale": 0.19611613513818404, "final_logit_softcapping": 20.0},
+        vectors={  # the factor of queries, as llama.cpp's converter writes it
+            f"blk.{layer}.attn_{name}_norm.weight": [factor] * 128
+            for layer in range(_MUSE_LAYERS) for name, factor in (("q", 3.87), ("k", 1.0))
         },
     ),
     "rwkv7-0.1b": _rwkv7(12, 768, decay=64, rate=64, value=32, gate=128),

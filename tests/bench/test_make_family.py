@@ -16,11 +16,12 @@ def test_the_metadata_state_the_sizes_of_the_config(name: str) -> None:
     family = PUBLISHED[name]
     values = {f"{family.architecture}.{key}": value for key, value in family.keys.items()}
     shapes = {t.destination.name: t.shape for t in tensors(family) if t.destination is not None}
-    file = Contents(shapes, family.config["vocab_size"])
-    stated = model_config(Metadata({"general.architecture": family.architecture, **values}), file)
-    sizes = {key for key, value in family.config.items() if isinstance(value, int | str) and key in stated}
+    file = Contents(shapes, family.config["vocab_size"], values=family.vectors.get)
+    stated = text_section(model_config(Metadata({"general.architecture": family.architecture, **values}), file))
+    config = text_section(family.config)
+    sizes = {key for key, value in config.items() if isinstance(value, int | str) and key in stated}
     assert len(sizes) > 5
-    assert {key: stated[key] for key in sizes} == {key: family.config[key] for key in sizes}
+    assert {key: stated[key] for key in sizes} == {key: config[key] for key in sizes}
 
 
 @pytest.mark.sampled
