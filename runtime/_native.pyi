@@ -20,6 +20,16 @@ class Matrix:
         exact: bool = False,
         later: bool = False,
     ) -> None: ...
+    def add_low_rank(self, a: mx.array, scales: mx.array, factors: Sequence[tuple[int, mx.array]]) -> None:
+        """Add the products B (scales * A x) to those of the matrix, once. Raises ValueError for shapes that do not fit.
+
+        a: (R, K).
+        scales: (R,), float32.
+        factors: first row, and B (rows, rank); ranks follow one another.
+        """
+
+    @property
+    def low_rank_arrays(self) -> list[mx.array]: ...
     @property
     def data(self) -> mx.array: ...
     @property

@@ -1,20 +1,21 @@
 """Weights with an adapter: its low-rank products beside those of the weights (`models.checkpoint.adapter`).
 
-A quantized weight stays as it is: y = W x + B (A x). A plain one has B A added when it is read, and nothing is left to
-do. N = outputs of a projection, K = inputs, r = rank.
+A quantized weight stays as it is: y = W x + B (A x). The native kernels add the second product within the node of the
+first (`Ops.add_low_rank`); with other operations `AdaptedOps` adds it. A plain weight has B A added when it is read.
+N = outputs of a projection, K = inputs, r = rank.
 
 Guard: tests/models/network/test_adapters.py.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from headrace.models.checkpoint.adapter import Adapter
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
-from headrace.runtime.ops import Curve, LayersNode, LayerWeights, Ops, Weight
+from headrace.runtime.ops import Curve, LayersNode, LayerWeights, LowRank, Ops, Weight
 from headrace.runtime.ops.activations import unit
 
 # A module of a text layer, in any spelling of a multimodal checkpoint. Other towers have layers, too.
@@ -22,14 +23,19 @@ _IN_LAYERS = re.compile(r"(?:(?:model|language_model|text_model)\.)*(layers\.\d+
 
 
 class Change(NamedTuple):
-    """A (r, K), and B (N, r) with the scale in it."""
+    """A (r, K) and B (N, r) as stored: scale * B A is added to a weight."""
 
     a: mx.array
     b: mx.array
+    scale: float
 
     def rows(self, order: mx.array) -> "Change":
         """Return the change of these rows."""
-        return Change(self.a, self.b[order])
+        return self._replace(b=self.b[order])
+
+    def scaled(self) -> tuple[mx.array, mx.array]:
+        """Return A, and B with the scale in it, in float32."""
+        return self.a.astype(mx.float32), self.b.astype(mx.float32) * self.scale
 
 
 class Factors(NamedTuple):
@@ -60,12 +66,12 @@ class Changes:
             if module is None or module in self._left:
                 raise _wrong_base(adapter, f"changes {name}, which the model does not have")
             a = arrays[stated.a]
-            b = arrays[stated.b].astype(mx.float32) * stated.scale
+            b = arrays[stated.b]
             if stated.transposed:
                 a = mx.contiguous(a.T)
                 b = mx.contiguous(b.T)
-            self._left[module] = Change(a, b)
-        factors = [factor for change in self._left.values() for factor in change]
+            self._left[module] = Change(a, b, stated.scale)
+        factors = [factor for change in self._left.values() for factor in change.scaled()]
         if not mx.all(mx.stack([mx.isfinite(factor).all() for factor in factors])).item():
             raise CheckpointError(f"the adapter {adapter.path.name} has factors that are infinite or no numbers")
 
@@ -119,29 +125,39 @@ def below_the_model(name: str) -> str:
     return match[1]
 
 
-def joined(changes: Sequence[Change | None], rows: Sequence[int]) -> Change | None:
-    """Return the change of stacked modules with these rows; None without any.
+def low_rank_products(changes: Sequence[Change | None], rows: Iterable[int]) -> list[LowRank]:
+    """Return the products of stacked modules with these rows."""
+    products = []
+    start = 0
+    for change, count in zip(changes, rows, strict=True):
+        if change is not None:
+            products.append(LowRank(start, *change))
+        start += count
+    return products
+
+
+def joined(changes: Sequence[Change | None], rows: Sequence[int]) -> tuple[mx.array, mx.array]:
+    """Return A, and B with the scales in it, of stacked modules with these rows.
 
     Their ranks follow one another in A. B has zeros where a rank is another module's.
     """
-    present = [change for change in changes if change is not None]
-    if not present:
-        return None
-    ranks = sum(change.a.shape[0] for change in present)
-    parts = []
+    ranks = sum(change.a.shape[0] for change in changes if change is not None)
+    a_parts = []
+    b_parts = []
     start = 0
     for change, count in zip(changes, rows, strict=True):
-        part = mx.zeros((count, 0))  # (rows of the module, its rank)
+        b = mx.zeros((count, 0))  # (rows of the module, its rank)
         if change is not None:
-            part = change.b
-        rank = part.shape[1]
-        parts.append(mx.pad(part, [(0, 0), (start, ranks - start - rank)]))
+            a, b = change.scaled()
+            a_parts.append(a)
+        rank = b.shape[1]
+        b_parts.append(mx.pad(b, [(0, 0), (start, ranks - start - rank)]))
         start += rank
-    return Change(mx.concatenate([change.a for change in present]), mx.concatenate(parts))
+    return mx.concatenate(a_parts), mx.concatenate(b_parts)
 
 
 class AdaptedOps:
-    """Operations that add the products of `factors`, by the prepared weight beside which they stand.
+    """Operations that add the products of `factors`, by the prepared weight to whose product they are added.
 
     A layer with one of these weights is computed one operation at a time. Every operation that multiplies by a single
     projection is overridden, but for `experts`: factors of its router, and of projections around experts, are refused

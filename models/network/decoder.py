@@ -255,8 +255,7 @@ class Decoder:
             arrays += [*self._inputs.arrays, *self._inputs.table.arrays]
         if self._positions is not None:
             arrays += self._positions.arrays
-        for factors in self._adapter:
-            arrays += [*factors.a.arrays, *factors.b.arrays]
+        arrays += self._adapter
         return list({id(array): array for array in arrays}.values())  # layers of several loops have the same
 
     @property
@@ -282,11 +281,10 @@ class Decoder:
         matrices = layer_matrices(self.config, lambda module, _tensor: sizes[module])
         head = self._head
         matrices.append(Matrix("head", 1, head.rows, head.columns, head.nbytes, output=True, part="head"))
-        factors = [factor for pair in self._adapter for factor in pair]
-        if factors:
-            numbers = sum(factor.rows * factor.columns for factor in factors)
-            factor_bytes = sum(factor.nbytes for factor in factors)
-            matrices.append(Matrix("adapter", 1, numbers, 1, factor_bytes, reads=Fraction(self.config.loops)))
+        if self._adapter:
+            numbers = sum(array.size for array in self._adapter)
+            adapter_bytes = sum(array.nbytes for array in self._adapter)
+            matrices.append(Matrix("adapter", 1, numbers, 1, adapter_bytes, reads=Fraction(self.config.loops)))
 
         return step_cost(
             matrices,

@@ -22,7 +22,7 @@ from headrace.models.architectures.fields import Fields
 from headrace.models.checkpoint.quantization import layer_quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.text_part import TextCheckpoint, text_part
-from headrace.models.network.adapted import AdaptedOps, Change, Changes, Factors, joined
+from headrace.models.network.adapted import AdaptedOps, Change, Changes, Factors, joined, low_rank_products
 from headrace.models.network.stacks import with_stacks
 from headrace.models.network.tensors import Tensor
 from headrace.models.network.weight_arrays import loaded, weight_arrays
@@ -86,7 +86,10 @@ class Parameters:
         self._taken: dict[str, Weight] = {}  # by module: read, and not returned yet
         self._changes = Changes(adapter, part.stored)  # of an adapter, not read yet
         self._ones: dict[int, mx.array] = {}  # by size
-        self._factors: dict[Weight, Factors] = {}  # of prepared weights that an adapter changes, and stay as stored
+        # Of prepared weights that an adapter changes, and that stay as stored: the arrays of its products, and factors
+        # where the operations do not add these by themselves.
+        self._adapted: dict[Weight, list[mx.array]] = {}
+        self._factors: dict[Weight, Factors] = {}
         self.prepared: list[PreparedModules] = []  # all weights that were returned
         # MLX's conversions turn convolutions, add what norms are stored without, and apply multipliers.
         taps = (array.shape for name, array in self._arrays.items() if name.endswith("conv1d.weight"))
@@ -109,22 +112,22 @@ class Parameters:
 
     @property
     def ops(self) -> Ops:
-        """The operations; with an adapter those that add its products."""
+        """The operations; with an adapter those that add its products where these do not."""
         if not self._changes.exist:
             return self._ops
         return AdaptedOps(self._ops, self._factors)
 
-    def check_adapter(self) -> list[Factors]:
-        """Return the factors that were not merged. Raises UnsupportedModelError if a change was left out."""
+    def check_adapter(self) -> list[mx.array]:
+        """Return the arrays of changes that were not merged. Raises UnsupportedModelError if one was left out."""
         self._changes.check_taken()
-        return list(self._factors.values())
+        return [array for arrays in self._adapted.values() for array in arrays]
 
     def refuse_factors(self, weights: Iterable[Weight]) -> None:
-        """Raise UnsupportedModelError if factors stand beside one of these, which an operation uses without them.
+        """Raise UnsupportedModelError if an adapter changes one of these, which an operation uses as stored.
 
-        A change of a plain weight is merged into it, and has none.
+        A change of a plain weight is merged into it.
         """
-        if any(weight in self._factors for weight in weights):
+        if any(weight in self._adapted for weight in weights):
             raise UnsupportedModelError(
                 "the adapter changes a quantized router or projection of experts, to which headrace applies no adapter",
                 "merge the adapter into its base, and load the result",
@@ -138,7 +141,7 @@ class Parameters:
     def matrix(self, module: str, rows: int, columns: int, *, exact: bool = False) -> Weight:
         """Return the projection `module`, N = rows by K = columns, prepared for the operations (`exact`: see there)."""
         weight = self._stored(module, rows, columns)
-        return self._prepared(weight, {module: rows}, self._changes.take(module, rows, columns), exact=exact)
+        return self._prepared(weight, {module: rows}, [self._changes.take(module, rows, columns)], exact=exact)
 
     def tensor(self, prefix: str, tensor: Tensor) -> Weight:
         """Return one matrix of a layer."""
@@ -176,10 +179,9 @@ class Parameters:
 
         # One matrix where all are of one kind: a kernel reads its input once.
         if len({_kind(part) for part in parts}) == 1 and len(parts) > 1:
-            change = joined(changes, [rows for _, rows in modules])
-            return [self._prepared(_joined(parts, mx.concatenate), dict(modules), change)]
+            return [self._prepared(_joined(parts, mx.concatenate), dict(modules), changes)]
         return [
-            self._prepared(part, {module: rows}, change)
+            self._prepared(part, {module: rows}, [change])
             for (module, rows), part, change in zip(modules, parts, changes, strict=True)
         ]
 
@@ -195,7 +197,7 @@ class Parameters:
         indices = (mx.arange(heads)[:, None] * 2 * head_dim + mx.arange(head_dim)).flatten()
         change = self._changes.take(module, tensor.rows, tensor.columns)
         gate_order = indices + head_dim
-        gate = self._prepared(_reordered(whole, gate_order), {module: rows}, change and change.rows(gate_order))
+        gate = self._prepared(_reordered(whole, gate_order), {module: rows}, [change and change.rows(gate_order)])
         self._taken[module] = _reordered(whole, indices)
         self._changes.keep(module, change and change.rows(indices))
         return replace(tensor, rows=rows), gate
@@ -319,7 +321,7 @@ class Parameters:
         self,
         weight: Weight,
         modules: Mapping[str, int],
-        change: Change | None = None,
+        changes: Sequence[Change | None] = (),
         *,
         exact: bool = False,
         count: int = 1,
@@ -327,12 +329,18 @@ class Parameters:
         """Prepare a weight for the operations.
 
         modules, count: see `PreparedModules`.
-        change: an adapter's, of this weight.
+        changes: an adapter's, of each module; empty: it has none.
         """
         prepared = self._ops.prepare(weight, self._dtype, exact=exact)
-        if change is not None:
-            a, b = (self._ops.prepare(Weight(factor), self._dtype) for factor in change)
-            self._factors[prepared] = Factors(a, b)
+        products = low_rank_products(changes, modules.values()) if changes else []
+        if products:
+            arrays = self._ops.add_low_rank(prepared, products)
+            if arrays is None:
+                both = joined(changes, list(modules.values()))
+                factors = Factors(*(self._ops.prepare(Weight(factor), self._dtype) for factor in both))
+                self._factors[prepared] = factors
+                arrays = [*factors.a.arrays, *factors.b.arrays]
+            self._adapted[prepared] = arrays
         self.prepared.append(PreparedModules(prepared.nbytes or prepared, modules, count))
         if self._at_once:
             mx.eval(prepared.arrays)  # releases what has been read
@@ -371,7 +379,8 @@ class Parameters:
         change = self._changes.take(module, rows, columns)
         if change is None:
             return data
-        changed = data.astype(mx.float32) + change.b @ change.a.astype(mx.float32)
+        a, b = change.scaled()
+        changed = data.astype(mx.float32) + b @ a
         return changed.astype(data.dtype)
 
     def _pop(self, name: str, shape: tuple[int, ...]) -> mx.array:

@@ -41,6 +41,7 @@ from headrace.runtime.ops.weights import (
     AttentionSpec,
     BlockChooser,
     LatentExperts,
+    LowRank,
     Mixture,
     Projections,
     Rope,
@@ -76,6 +77,7 @@ __all__ = [
     "LayerWeights",
     "LayersNode",
     "LoopGate",
+    "LowRank",
     "MixerSizes",
     "MixerSpec",
     "Mixture",
@@ -103,7 +105,7 @@ __all__ = [
 class Ops(Protocol):
     """Operations of a decoder layer. Signatures and shapes: see `runtime.ops.reference`.
 
-    Before use: prepare, kv_format, supports_packed, packed_format, join_experts, fuse.
+    Before use: prepare, add_low_rank, kv_format, supports_packed, packed_format, join_experts, fuse.
     Rows of tokens: embed, linear, norms, glu, activate, experts, rotate_heads, attend_heads.
     A sequence's own buffers: grow, attend, slots. Blocks of a pool: pages, slab, cut_block, write_block, attend_pass.
     Recurrent layers: mix_pass. Token selection: greedy, sample.
@@ -113,6 +115,7 @@ class Ops(Protocol):
     def name(self) -> str: ...
 
     def prepare(self, weight: Weight, dtype: mx.Dtype, *, exact: bool = False) -> Weight: ...
+    def add_low_rank(self, weight: Weight, products: Sequence[LowRank]) -> list[mx.array] | None: ...
     def kv_format(self, compute: mx.Dtype) -> KVFormat: ...
     def supports_packed(self, head_dim: int) -> bool: ...
     def packed_format(self, kv: KVFormat, head_dim: int, /) -> KVFormat: ...

@@ -40,7 +40,7 @@ from headrace.runtime.ops.native_plans import (
     prepared_matrix,
 )
 from headrace.runtime.ops.passes import KVStore, Pass, Phase
-from headrace.runtime.ops.weights import AttentionSpec, Mixture, Projections, Rope, SampleRule, Weight
+from headrace.runtime.ops.weights import AttentionSpec, LowRank, Mixture, Projections, Rope, SampleRule, Weight
 
 name = "native"
 _LEAST_STEP = 1e-30  # of bounded decays: its logarithm is finite
@@ -182,6 +182,20 @@ def prepare(weight: Weight, dtype: mx.Dtype, *, exact: bool = False) -> Weight:
     return PreparedWeight(
         matrix.data, matrix.scales, matrix.biases, bits, group, matrix.bias, weight.mode, matrix, shape
     )
+
+
+def add_low_rank(weight: Weight, products: Sequence[LowRank]) -> list[mx.array] | None:
+    """Add these products to all later ones of a prepared weight, once. Return the arrays that they read.
+
+    None: the weight has no matrix.
+    """
+    matrix = matrix_of(weight)
+    if matrix is None:
+        return None
+    a = mx.concatenate([product.a for product in products])
+    scales = mx.concatenate([mx.full((product.a.shape[0],), product.scale) for product in products])
+    matrix.add_low_rank(a, scales, [(product.row, product.b) for product in products])
+    return matrix.low_rank_arrays
 
 
 def unpack_blocks(kind: str, blocks: Any, codes: Any, scales: Any = None, biases: Any = None) -> tuple[bool, bool]:

@@ -22,7 +22,7 @@ from headrace.runtime.ops.kv_format import Coding, KVFormat, plain
 from headrace.runtime.ops.layer_weights import LayersNode, LayerWeights
 from headrace.runtime.ops.mixtures import gathered
 from headrace.runtime.ops.passes import BLOCK, KVStore, Pass, Phase
-from headrace.runtime.ops.weights import AttentionSpec, Mixture, Projections, SampleRule, Weight
+from headrace.runtime.ops.weights import AttentionSpec, LowRank, Mixture, Projections, SampleRule, Weight
 
 name = "reference"
 attend_heads = attention_parts.attend_heads
@@ -58,6 +58,10 @@ def prepare(weight: Weight, dtype: mx.Dtype, *, exact: bool = False) -> Weight: 
         bias=converted(weight.bias),
         mode=weight.mode,
     )
+
+
+def add_low_rank(_weight: Weight, _products: Sequence[LowRank]) -> None:
+    """Return None: a product is of one weight, and others are added to it (`models.network.adapted`)."""
 
 
 def kv_format(compute: mx.Dtype) -> KVFormat:

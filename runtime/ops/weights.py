@@ -72,6 +72,15 @@ class Weight(Struct, frozen=True, eq=False, weakref=True):
         return sum(a.nbytes for a in self.arrays)
 
 
+class LowRank(NamedTuple):
+    """A product scale * B (A x) that is added to a weight's, from one of its rows on."""
+
+    row: int
+    a: mx.array  # (r, K)
+    b: mx.array  # (rows, r)
+    scale: float
+
+
 class Rope(Struct, frozen=True, eq=False, weakref=True):
     """Rotary position embedding in the half-split layout (Su et al., arXiv:2104.09864).
 

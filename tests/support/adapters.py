@@ -27,6 +27,7 @@ def write_adapter(
     settings: Mapping[str, Any] | None = None,
     size: float = 0.05,
     rename: Callable[[str], str] = lambda module: module,
+    rank: int = RANK,
 ) -> dict[str, mx.array]:
     """Write an adapter of the plain model in `base`; return the changes scale * B A by the name of the weight.
 
@@ -41,8 +42,8 @@ def write_adapter(
     for name in names:
         rows, columns = weights[name].shape
         key, of_a, of_b = mx.random.split(key, 3)
-        a = size * mx.random.normal((RANK, columns), key=of_a)
-        b = mx.random.normal((rows, RANK), key=of_b)
+        a = size * mx.random.normal((rank, columns), key=of_a)
+        b = mx.random.normal((rows, rank), key=of_b)
         module = rename(name.removesuffix(".weight"))
         if kind == "peft":
             tensors[f"base_model.model.{module}.lora_A.weight"] = a
@@ -55,11 +56,11 @@ def write_adapter(
     config: dict[str, Any]
     if kind == "peft":
         file = "adapter_model.safetensors"
-        config = {"peft_type": "LORA", "r": RANK, "lora_alpha": SCALE * RANK, "base_model_name_or_path": "org/base"}
+        config = {"peft_type": "LORA", "r": rank, "lora_alpha": SCALE * rank, "base_model_name_or_path": "org/base"}
         config |= {"target_modules": [module.rpartition(".")[2] for module in modules], "bias": "none"}
     else:
         file = "adapters.safetensors"
-        parameters = {"rank": RANK, "scale": SCALE, "dropout": 0.0, "keys": list(modules)}
+        parameters = {"rank": rank, "scale": SCALE, "dropout": 0.0, "keys": list(modules)}
         config = {"fine_tune_type": "lora", "num_layers": 16, "model": "org/base", "lora_parameters": parameters}
     mx.save_safetensors(str(directory / file), {name: mx.contiguous(tensor) for name, tensor in tensors.items()})
     (directory / "adapter_config.json").write_text(json.dumps({**config, **(settings or {})}))

@@ -237,4 +237,36 @@ void MatrixHandle::fill() {
   }
 }
 
+void MatrixHandle::add_low_rank(const mx::array& a, const mx::array& scales,
+                                const std::vector<std::pair<int, mx::array>>& factors) {
+  require(view_.low_rank == nullptr && !factors.empty(), "a matrix has low-rank products once");
+  require(a.ndim() == 2 && a.shape(1) == view_.k, "A must have the columns of the matrix");
+  require(scales.dtype() == mx::float32 && scales.shape() == mx::Shape{a.shape(0)}, "scales must be (R,), float32");
+  const Type type = type_of(a.dtype());
+  std::vector<Factor> parts;
+  int64_t first = 0;
+  for (const auto& [row, b] : factors) {
+    require(b.ndim() == 2 && b.shape(1) > 0, "B must be (rows, rank)");
+    require(row >= 0 && row + int64_t{b.shape(0)} <= view_.n, "B must have rows of the matrix");
+    parts.push_back({nullptr, type_of(b.dtype()), row, b.shape(0), first, b.shape(1)});
+    first += b.shape(1);
+  }
+  require(first == a.shape(0), "the ranks must be those of A");
+
+  factors_ = std::move(parts);
+  low_rank_arrays_ = {in_huge_pages(settled(a)), settled(scales)};
+  for (size_t i = 0; i < factors.size(); ++i) {
+    low_rank_arrays_.push_back(interleaved(Parts{settled(factors[i].second)}));
+    factors_[i].data = low_rank_arrays_.back().data<void>();
+  }
+  low_rank_.a.data = low_rank_arrays_[0].data<void>();
+  low_rank_.a.type = type;
+  low_rank_.a.n = a.shape(0);
+  low_rank_.a.k = view_.k;
+  low_rank_.scales = low_rank_arrays_[1].data<float>();
+  low_rank_.factors = factors_.data();
+  low_rank_.count = static_cast<int64_t>(factors_.size());
+  view_.low_rank = &low_rank_;
+}
+
 }  // namespace headrace

@@ -6,6 +6,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "../core/kernels.h"
 #include "mlx/array.h"
@@ -32,6 +34,13 @@ class MatrixHandle : public std::enable_shared_from_this<MatrixHandle> {
   // Evaluates the arrays, on the thread that made them, and moves them. Before any use but of sizes.
   void fill();
 
+  // Adds low-rank products: those of B (rows, rank) go to its rows from a first one on, and the ranks of all factors follow one another
+  // in A (R, K) and `scales` (R). Once, before the first use of the view.
+  void add_low_rank(const mx::array& a, const mx::array& scales, const std::vector<std::pair<int, mx::array>>& factors);
+
+  // The arrays of low-rank products in the kernels' memory.
+  const std::vector<mx::array>& low_rank_arrays() const { return low_rank_arrays_; }
+
   // Whether the view has the data.
   bool filled() const { return data_.has_value(); }
 
@@ -53,6 +62,9 @@ class MatrixHandle : public std::enable_shared_from_this<MatrixHandle> {
   Matrix view_;
   std::optional<Sources> sources_;  // until fill()
   std::optional<mx::array> data_, scales_, offsets_, bias_;
+  LowRank low_rank_;
+  std::vector<Factor> factors_;  // of low_rank_
+  std::vector<mx::array> low_rank_arrays_;
 };
 
 }  // namespace headrace

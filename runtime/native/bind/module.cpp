@@ -105,6 +105,9 @@ NB_MODULE(_native, m) {
            }),
            "data"_a, "scales"_a.none(), "biases"_a.none(), "bias"_a.none(), "bits"_a, "group_size"_a,
            "mode"_a = "affine", "exact"_a = false, "later"_a = false)
+      .def("add_low_rank", &hr::MatrixHandle::add_low_rank, "a"_a, "scales"_a, "factors"_a,
+           nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("low_rank_arrays", &hr::MatrixHandle::low_rank_arrays)
       .def_prop_ro("data", &hr::MatrixHandle::data)
       .def_prop_ro("scales", &hr::MatrixHandle::scales)
       .def_prop_ro("biases", &hr::MatrixHandle::offsets)

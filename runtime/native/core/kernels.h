@@ -29,6 +29,8 @@ struct Curve {
   return type == Type::f32 ? 4 : type == Type::f16 || type == Type::bf16 ? 2 : 1;
 }
 
+struct LowRank;
+
 constexpr int kHalves = 32;  // a Matrix::rounding: activations as two bfloat16 numbers each (isa/halves.h)
 
 // N rows of K weights, row-contiguous or, if rounds(), interleaved, those of 5 and 6 bits in planes (core/interleaved.h). Quantized rows
@@ -40,6 +42,7 @@ struct Matrix {
   const void* scales = nullptr;   // (N, K / group), nullptr for plain weights
   const void* offsets = nullptr;  // (N, K / group) or nullptr, affine only
   const float* bias = nullptr;    // (N), added to the product, or nullptr
+  const LowRank* low_rank = nullptr;  // added to the product by run_linear alone, or nullptr
   int64_t n = 0;
   int64_t k = 0;
   int bits = 0;   // 0 for plain weights
@@ -67,6 +70,23 @@ struct Matrix {
   [[gnu::always_inline]] bool symmetric() const { return quantized() && code == Code::affine && offsets == nullptr; }
   [[gnu::always_inline]] int64_t groups() const { return quantized() ? k / group : 0; }
   [[gnu::always_inline]] int64_t row_bytes() const { return quantized() ? k * bits / 8 : k * size_of(type); }
+};
+
+// B of a low-rank product, plain numbers (rows, rank), interleaved (core/interleaved.h): B t is added to the products of
+// rows [row, row + rows) of a matrix, with numbers [first, first + rank) of t.
+struct Factor {
+  const void* data = nullptr;
+  Type type = Type::f32;
+  int64_t row = 0, rows = 0;
+  int64_t first = 0, rank = 0;
+};
+
+// Low-rank products of an adapter. t is A x times `scales`, and R the rank of all factors together.
+struct LowRank {
+  Matrix a;                       // (R, K), plain
+  const float* scales = nullptr;  // (R)
+  const Factor* factors = nullptr;
+  int64_t count = 0;  // of factors
 };
 
 // Rows of weights that a thread reads next, from `row` on, to prefetch; w is nullptr, or a matrix that rounds().
@@ -237,6 +257,9 @@ struct Kernels {
   // The same for other matrices.
   void (*multiply_floats)(const Matrix& w, const float* prepared, int64_t stride, int64_t batch, int64_t row,
                           int64_t rows, float* y, int64_t ldy);
+
+  // y[i] += the sum over j < b.rank of t[j] * B[row + i][j], for i < rows.
+  void (*add_factor)(const Factor& b, const float* t, int64_t row, int64_t rows, float* y);
 
   // panel_out[k - k0][column + r] = w[row + r][k] for k in [k0, k0 + kc), of a matrix of plain numbers; kc <= kPanelDepth,
   // k0 a multiple of it. Columns are written in whole vectors, with zeros beyond `rows`.

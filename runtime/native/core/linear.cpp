@@ -99,6 +99,43 @@ void prepare_row(const Kernels& kernels, const LinearCall& call, const Matrix& w
   kernels.prepare(w, x, prepared);
 }
 
+// t (M, R): the first products of the call's low-rank ones, times their scales. A task has some rows of x and of A.
+const float* low_rank_products(Pool& pool, const Kernels& kernels, const LinearCall& call) {
+  const LowRank& low_rank = *call.w.low_rank;
+  const Matrix& a = low_rank.a;
+  const int64_t stride = kernels.prepared_size(a);
+  const int64_t step = ceil_div(kTaskBytes, 4 * a.row_bytes()) * 4;  // rows of A; four are read side by side
+  const int64_t together = std::min(kNearRows, ceil_div(call.rows, pool.threads()));
+  const int64_t ranges = ceil_div(a.n, step), tasks = ceil_div(call.rows, together) * ranges;
+  float* t = scratch(Slot::low_rank, call.rows * a.n);
+  pool.run(
+      tasks,
+      [&](Tasks& tasks) {
+        float* prepared = scratch(Slot::panel, together * stride);
+        while (tasks.next()) {
+          const int64_t m = tasks.index() / ranges * together, row = tasks.index() % ranges * step;
+          const int64_t count = std::min(together, call.rows - m), n = std::min(step, a.n - row);
+          for (int64_t i = 0; i < count; ++i) prepare_row(kernels, call, a, m + i, prepared + i * stride);
+          float* y = t + m * a.n + row;
+          kernels.multiply_floats(a, prepared, stride, count, row, n, y, a.n);
+          for (int64_t i = 0; i < count; ++i) {
+            for (int64_t r = 0; r < n; ++r) y[i * a.n + r] *= low_rank.scales[row + r];
+          }
+        }
+      },
+      tasks > 1);
+  return t;
+}
+
+// Adds the second ones, B t, to the products y (n) of the matrix's rows [row, row + n). t (R): of the activation row.
+void add_low_rank(const Kernels& kernels, const LowRank& low_rank, const float* t, int64_t row, int64_t n, float* y) {
+  for (int64_t i = 0; i < low_rank.count; ++i) {
+    const Factor& b = low_rank.factors[i];
+    const int64_t begin = std::max(row, b.row), end = std::min(row + n, b.row + b.rows);
+    if (begin < end) kernels.add_factor(b, t + b.first, begin - b.row, end - begin, y + (begin - row));
+  }
+}
+
 // A task is a range of `step` output columns for all rows; its products (at_once, step) fit the cache. A gated unit has two ranges of
 // weight rows, for gate and for up.
 void run_columns(Pool& pool, const Kernels& kernels, const LinearCall& call) {
@@ -110,6 +147,8 @@ void run_columns(Pool& pool, const Kernels& kernels, const LinearCall& call) {
   const int64_t batch = call.rows;
   const int64_t at_once = std::min(batch, roundings.most());
   const int64_t step = columns_per_task(pool, call);
+  const LowRank* low_rank = w.low_rank;
+  const float* t = low_rank == nullptr ? nullptr : low_rank_products(pool, kernels, call);
 
   // Every thread prepares a single row itself, which is cheaper than waiting.
   float* shared = nullptr;
@@ -146,6 +185,9 @@ void run_columns(Pool& pool, const Kernels& kernels, const LinearCall& call) {
           float* y = half == 0 ? products : ups;
           const Upcoming next = gated && half == 0 ? Upcoming{&w, width + at} : then;
           multiply_rows(kernels, roundings.of(m), prepared + m * stride, stride, here, half * width + at, n, y, step, next);
+          for (int64_t i = 0; low_rank != nullptr && i < here; ++i) {
+            add_low_rank(kernels, *low_rank, t + (m + i) * low_rank->a.n, half * width + at, n, y + i * step);
+          }
         }
         for (int64_t i = 0; i < here; ++i) {
           finish(kernels, call, m + i, at, n, products + i * step, gated ? ups + i * step : nullptr);

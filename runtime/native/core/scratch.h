@@ -46,7 +46,7 @@ class Scratch {
 enum class Slot {
   shared_rows,   // linear, experts: prepared rows, for all threads; attend: queries
   rows,          // linear, experts: one normalized row; experts: a router's scores; attend: a key and a value
-  panel,         // linear: one prepared row; experts: prepared rows of an expert's tokens;
+  panel,         // linear: one prepared row, or some for a low-rank product; experts: prepared rows of an expert's tokens;
                  // attend_prefill, attend_rounded: keys and values
   tile,          // experts: those rows for `up`; attend: heads normalized together; attend_prefill: sums;
                  // attend_rounded: queries and states of one tile
@@ -70,6 +70,7 @@ enum class Slot {
   branch,        // layer: rows to normalize before they are added
   other_branch,  // layer: results of experts
   own_input,     // layer: rows between `own_gate` and `own_projection`
+  low_rank,      // linear: first products of low-rank ones
   received,      // bind/peer_primitive.cpp: rows of the other rank
   kCount
 };

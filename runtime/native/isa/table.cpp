@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "gemm.h"
+#include "low_rank.h"
 #include "parts.h"
 #include "prepare.h"
 #include "recurrent.h"
@@ -23,6 +24,7 @@ static constexpr Kernels kTable = {
     .multiply = multiply,
     .multiply_tiles = nullptr,
     .multiply_floats = multiply_floats,
+    .add_factor = add_factor,
     .unpack_panel = unpack_panel,
     .gemm = gemm,
     .gated = gated,

@@ -1,4 +1,4 @@
-// Projections: every storage format by every number of activation rows, odd sizes, every epilogue, two callers at once;
+// Projections: every storage format by every number of activation rows, odd sizes, every epilogue, low-rank products, two callers at once;
 // exact, and with activations in 16 bits, in 8, in halves, and in two of them by turns, where that differs.
 #include <algorithm>
 #include <cmath>
@@ -212,6 +212,86 @@ void test_epilogues(const Kernels& kernels) {
   }
 }
 
+// Low-rank products of parts of a matrix, which begin and end anywhere, beside the same call without them.
+void test_low_rank(const Kernels& kernels, const Format& format, Type type, int64_t rank, int64_t rows) {
+  const Weights w(300, 256, format);
+  const int64_t n = w.view.n, k = w.view.k, ranks = 2 * rank + 1;
+  const auto values = random_floats(rows * k), norms = random_floats(k), scaling = random_floats(ranks);
+  const Guarded x = guarded(values), norm = guarded(norms), scales = guarded(scaling), a = stored(random_floats(ranks * k), type);
+  Factor factors[] = {{nullptr, type, 5, 67, 0, rank}, {nullptr, type, 96, 128, rank, 1}, {nullptr, type, 200, 100, rank + 1, rank}};
+  std::vector<Guarded> plain, interleaved;
+  for (Factor& b : factors) {
+    plain.push_back(stored(random_floats(b.rows * b.rank), type));
+    interleaved.emplace_back(bands(b.rows) * kBand * b.rank * size_of(type));
+    if (size_of(type) == 2) {
+      interleave(Pool::shared(), plain.back().as<uint16_t>(), b.rows, b.rank, interleaved.back().as<uint16_t>());
+    } else {
+      interleave(Pool::shared(), plain.back().as<uint32_t>(), b.rows, b.rank, interleaved.back().as<uint32_t>());
+    }
+    b.data = interleaved.back().as();
+  }
+  LowRank low_rank;
+  low_rank.a.data = a.as();
+  low_rank.a.n = ranks;
+  low_rank.a.k = k;
+  low_rank.a.type = type;
+  low_rank.scales = scales.as<float>();
+  low_rank.factors = factors;
+  low_rank.count = 3;
+
+  LinearCall call;
+  call.x = x.as<float>();
+  call.rows = rows;
+  call.norm = norm.as<float>();
+  call.eps = 1e-5f;
+  call.w = w.rounded;
+  Guarded without(rows * n * 4), with(rows * n * 4);
+  call.out = without.as<float>();
+  run_linear(Pool::shared(), kernels, call);
+  call.w.low_rank = &low_rank;
+  call.out = with.as<float>();
+  run_linear(Pool::shared(), kernels, call);
+
+  std::vector<double> t(static_cast<size_t>(ranks)), sizes(static_cast<size_t>(ranks));
+  for (int64_t m = 0; m < rows; ++m) {
+    double squares = 0;
+    for (int64_t i = 0; i < k; ++i) squares += static_cast<double>(values[m * k + i]) * values[m * k + i];
+    const double factor = 1 / std::sqrt(squares / static_cast<double>(k) + 1e-5);
+    for (int64_t j = 0; j < ranks; ++j) {
+      t[j] = sizes[j] = 0;
+      for (int64_t i = 0; i < k; ++i) {
+        const double product = number(a.as(), type, j * k + i) * factor * values[m * k + i] * norms[i] * scaling[j];
+        t[j] += product;
+        sizes[j] += std::fabs(product);
+      }
+    }
+    for (int64_t r = 0; r < n; ++r) {
+      const double before = without.as<float>()[m * n + r];
+      double expected = before, size = std::fabs(before);
+      for (size_t i = 0; i < plain.size(); ++i) {
+        const Factor& b = factors[i];
+        for (int64_t j = 0; r >= b.row && r < b.row + b.rows && j < b.rank; ++j) {
+          const double weight = number(plain[i].as(), type, (r - b.row) * b.rank + j);
+          expected += weight * t[b.first + j];
+          size += std::fabs(weight) * sizes[b.first + j];
+        }
+      }
+      const double off = std::fabs(with.as<float>()[m * n + r] - expected);
+      if (!(off <= kBound * size)) return check(false, "low-rank product", kernels.name);
+    }
+  }
+}
+
+void test_low_rank(const Kernels& kernels) {
+  for (const Type type : kTypes) {
+    for (const int64_t rank : {1, 8, 64}) {
+      for (const int64_t rows : {1, 3, 40}) {
+        for (const int bits : {0, 4}) test_low_rank(kernels, {bits, bits == 0 ? 0 : 32, Type::f16}, type, rank, rows);
+      }
+    }
+  }
+}
+
 // Two engines: each must get the answers it gets alone, whoever of them has the pool.
 void test_two_callers(const Kernels& kernels) {
   const Weights wide(600, 512, {8, 64, Type::f16});
@@ -248,6 +328,7 @@ void test_projections(const Kernels& kernels) {
   test_formats(kernels);
   test_sizes(kernels);
   test_epilogues(kernels);
+  test_low_rank(kernels);
   test_two_callers(kernels);
 }
 
