@@ -99,7 +99,6 @@ ROWS = (
         recurrent=all_recurrent,
         biases={"use_bias": MIXER, "use_conv_bias": ("mixer.conv1d",)},
         biased=("mixer.dt_proj",),
-        runs=lambda fields: fields.count("intermediate_size") % 16 == 0,
         complete=_without_feed_forwards,
     ),
     Architecture(

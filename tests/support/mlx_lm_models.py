@@ -456,6 +456,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mamba": _MAMBA,
     "mamba-normed": {  # as Falcon Mamba
         **_MAMBA, "model_type": "falcon_mamba", "use_bias": True, "state_size": 8, "mixer_rms_eps": 1e-3,
+        "intermediate_size": 100,
         "tie_word_embeddings": False, "use_conv_bias": False,
     },
     "plamo3": {
