@@ -135,7 +135,7 @@ class _Model(msgspec.Struct):
     unk_token: str | None = None
     continuing_subword_prefix: str | None = None
     vocab: msgspec.Raw = msgspec.Raw(b"{}")
-    merges: msgspec.Raw = msgspec.Raw(b"[]")
+    merges: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _Document(msgspec.Struct):
@@ -190,13 +190,16 @@ def _check(document: _Document) -> None:
     check_added(str(token.get("content")) for token in added)
     ids = [token.get("id") for token in added]
     model = document.model
-    needs_unknown = model.type in ("WordPiece", "WordLevel")
+    kind = model.type
+    if kind is None and model.unk_token is not None and bytes(model.merges) == b"null":
+        kind = "WordLevel"  # so the library takes a model with neither a type nor merges; or for WordPiece
+    needs_unknown = kind in ("WordPiece", "WordLevel")
     if needs_unknown or _LARGE_ID.search(model.vocab):
         vocab = msgspec.json.decode(model.vocab)
         if not isinstance(vocab, Mapping):  # a unigram model's is a list, without ids
             vocab = {}
         if needs_unknown and model.unk_token not in vocab:
-            raise ValueError(f"the {model.type} model has no unknown token in its vocabulary")
+            raise ValueError(f"the {kind} model has no unknown token in its vocabulary")
         ids += vocab.values()
     if any(isinstance(index, int) and index >= LARGEST_ID for index in ids):
         raise ValueError("a token has an id out of range")

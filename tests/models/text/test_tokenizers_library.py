@@ -91,6 +91,15 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "ends of tokens": {"decoder": {"type": "Strip", "content": "a", "start": 0, "stop": 5}},
     "WordPiece without unknown": {"model": {"type": "WordPiece", "unk_token": "?", "vocab": {"a": 0}}},
     "WordLevel without unknown": {"model": {"type": "WordLevel", "unk_token": "?", "vocab": {"a": 0}}},
+    "words without a type and unknown": {"model": {"unk_token": "?", "vocab": {"a": 0}}},
+    "pieces without a type and unknown": {
+        "model": {
+            "unk_token": "?",
+            "vocab": {"a": 0},
+            "continuing_subword_prefix": "#",
+            "max_input_chars_per_word": 9,
+        }
+    },
     "an id that takes gigabytes": {
         "model": {"type": "WordLevel", "unk_token": "?", "vocab": {"a": 0, "?": 1510000000}}
     },
@@ -158,6 +167,13 @@ WORDS = {"type": "WordLevel", "unk_token": "?", "vocab": {"a": 0, "?": 1}}
 def test_a_part_of_another_type_is_named(tmp_path: Path, parts: dict[str, Any], fault: str) -> None:
     with pytest.raises(CheckpointError, match=f"^tokenizer.json cannot be read: .*{fault}"):
         Tokenizer.load(write(tmp_path, **parts))
+
+
+@pytest.mark.parametrize(
+    "model", [{"vocab": {"a": 0, "b": 1}, "merges": []}, {"vocab": {"a": 0, "b": 1}, "unk_token": "b"}]
+)
+def test_models_without_a_type_are_read(tmp_path: Path, model: dict[str, Any]) -> None:
+    assert Tokenizer.load(write(tmp_path, model=model)).encode("a") == [0]
 
 
 def test_merges_of_null_are_left_to_the_library(tmp_path: Path) -> None:
