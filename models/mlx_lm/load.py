@@ -164,7 +164,10 @@ def refused(config: Mapping[str, object], name: str, error: BaseException) -> Ch
     message = " ".join(str(error).split())
     if isinstance(error, ValueError) and message.startswith("Model type"):
         kind = config.get("model_type")
-        return UnsupportedModelError(f"neither headrace nor mlx-lm has a network for model_type {kind!r:.60}")
+        return UnsupportedModelError(
+            f"neither headrace nor mlx-lm has a network for model_type {kind!r:.60}",
+            "docs/models.md lists the architectures that run",
+        )
     if "No Metal back-end" in message:
         return UnsupportedModelError(
             f"mlx-lm's class of {config.get('model_type')} needs the GPU of a Mac", "run it on Apple Silicon"

@@ -70,6 +70,8 @@ def recognise(config: Mapping[str, object], tensors: Mapping[str, TensorInfo]) -
     if method in _LEFT_TO_MLX_LM or _is_nvfp4(section):
         if any(info.dtype in ("F8_E4M3", "I8") and name.endswith("weight") for name, info in tensors.items()):
             raise _unsupported(f"{method} with 8-bit weights")
+        if method == "bitnet" and not any(name.endswith(".weight_scale") for name in tensors):
+            raise _unsupported("bitnet with weights that every product rounds, as they are trained")
         return None
     recognised = _read(str(method), section, tensors)
     _refuse_unexplained(recognised.tensors(tensors), mlx=True)

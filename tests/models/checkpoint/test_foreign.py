@@ -162,6 +162,7 @@ def test_no_array_is_float32_on_a_gpu(tmp_path: Path, device: mx.DeviceType) -> 
         {"quant_method": "compressed-tensors", "format": "marlin-24"},
         {"quant_method": "compressed-tensors", "format": "dense", "sparsity_config": {"format": "sparse-24-bitmask"}},
         {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
+        {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"},
         {"quant_method": None},
         {},
     ],

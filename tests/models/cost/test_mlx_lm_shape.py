@@ -53,5 +53,6 @@ def test_find_shape_finds_it_by_path(tmp_path: Path) -> None:
 
 def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "nobody"}))
-    with pytest.raises(UnsupportedModelError, match="neither headrace nor mlx-lm"):
+    with pytest.raises(UnsupportedModelError, match="neither headrace nor mlx-lm") as caught:
         find_shape(str(tmp_path))
+    assert caught.value.hint
