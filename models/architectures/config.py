@@ -15,9 +15,11 @@ from msgspec import Struct, field
 if TYPE_CHECKING:
     from headrace.runtime.ops import MixerSizes
 
-Activation = Literal["silu", "gelu", "clamped", "xielu", "relu2", "tanh_gelu", "erf_gelu", "gated_erf_gelu"]
+Activation = Literal[
+    "silu", "gelu", "clamped", "xielu", "relu2", "tanh_gelu", "erf_gelu", "gated_erf_gelu", "gated_relu"
+]  # fmt: skip
 # Activations of a gate, which multiplies a second projection; the others have one projection in.
-GATED: tuple[Activation, ...] = ("silu", "gelu", "clamped", "gated_erf_gelu")
+GATED: tuple[Activation, ...] = ("silu", "gelu", "clamped", "gated_erf_gelu", "gated_relu")
 
 
 class NormNames(Struct, frozen=True):
@@ -116,9 +118,10 @@ class ExpertsConfig(Struct, frozen=True):
     limit: float = 0.0  # bound of the experts' activations; 0 without (Step 3.5)
     excludes: bool = False  # experts of groups that are left out rank last, also after negative ranks (Ling 3)
     band: float = 0.0  # see `Mixture` (Phi MoE)
-    shared_scale: float = 1.0  # factor of the shared expert, in layers with `Family.parallel` (Command A+)
+    shared_scale: float = 1.0  # factor of the shared expert (Command A+, Grok 2)
     latent: int = 0  # size of the experts' input and output, between two projections; 0: the hidden size (Kimi K3)
     latent_norm: bool = False  # the experts' sum is normalized before the second of them
+    routes_early: bool = False  # the router reads the layer's input as it is, before attention (SmallThinker)
 
 
 ExpertLayers = list[ExpertsConfig | None]

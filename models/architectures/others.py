@@ -32,6 +32,7 @@ from headrace.models.architectures.layers import (
     check_shared_heads,
     full_rope,
     ropes_by_kind,
+    state_usual_names,
     with_sinks,
 )
 from headrace.models.architectures.olmo import AFTER
@@ -331,6 +332,46 @@ def _klear_experts(fields: Fields, layers: int) -> ExpertLayers:
     return experts_by_step(fields, layers, experts)
 
 
+# SmallThinker
+_SMALLTHINKER_KEYS = {
+    "moe_num_primary_experts": "num_experts", "moe_num_active_primary_experts": "num_experts_per_tok",
+    "moe_ffn_hidden_size": "moe_intermediate_size",
+}  # fmt: skip
+
+
+def _smallthinker_keys(config: Config) -> None:
+    """State the sizes of experts under the usual keys."""
+    state_usual_names(config, _SMALLTHINKER_KEYS)
+
+
+def _smallthinker_experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return the experts of each layer, chosen before attention. A softmax over the chosen ones is normalized."""
+    by_softmax = bool(fields.values.get("moe_primary_router_apply_softmax"))
+    experts = ExpertsConfig(
+        *count_experts(fields, "num_experts"),
+        size=fields.count("moe_intermediate_size"),
+        normalized=by_softmax or bool(fields.values.get("norm_topk_prob", True)),
+        router="primary_router",
+        stacked="experts",
+        sigmoid=not by_softmax,
+        routes_early=True,
+    )
+    return [experts] * layers
+
+
+def _smallthinker(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """Add the rotations and windows that are listed for each layer: 1 for a layer that has one."""
+    count = len(decoder.layers)
+    rotates = fields.listed("rope_layout", count) or [1] * count
+    slides = fields.listed("sliding_window_layout", count) or [0] * count
+    window = fields.count("sliding_window_size") if any(slides) else None
+    layers = [
+        replace(layer, rope=layer.rope if turned else None, window=window if slid else None)
+        for layer, turned, slid in zip(decoder.layers, rotates, slides, strict=True)
+    ]
+    return replace(decoder, layers=tuple(layers))
+
+
 ROWS = (
     Architecture(
         "afmoe",
@@ -479,6 +520,22 @@ ROWS = (
         tied=True,
         only={"linear_type": "normal"},
         complete=_plamo3,
+    ),
+    Architecture(
+        "smallthinker",
+        Family(activation="gated_relu"),
+        add_keys=_smallthinker_keys,
+        tensor_names=(
+            (".block_sparse_moe.", ".mlp."),
+            (".gate.", ".gate_proj."),
+            (".up.", ".up_proj."),
+            (".down.", ".down_proj."),
+        ),
+        activation_key=None,
+        only={"moe_enable_early_router": True, "moe_enable_secondary_experts": False},
+        inner_size=lambda fields: fields.count("moe_intermediate_size"),  # all layers have experts
+        experts=_smallthinker_experts,
+        complete=_smallthinker,
     ),
     Architecture("phi3", Family(), rotated=1.0, ropes=_phi3_ropes, sliding="all"),
     *(Architecture(name, nests=True) for name in _CONTAINERS),

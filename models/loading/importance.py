@@ -42,7 +42,14 @@ class _InputRecorder:
         return None
 
     def experts(
-        self, x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str, normed: mx.array | None = None
+        self,
+        x: mx.array,
+        norm: mx.array,
+        eps: float,
+        m: Mixture,
+        activation: str,
+        normed: mx.array | None = None,
+        entered: mx.array | None = None,
     ) -> mx.array:
         """Compute a mixture one operation at a time, so that `expert_linear` sees the inputs of each expert."""
         ops = self._ops
@@ -50,7 +57,7 @@ class _InputRecorder:
         if h is None:
             h = ops.rms_norm(x, norm, eps)
         parts = mixtures.PartOps(ops.linear, self.expert_linear, ops.rms_norm)
-        return mixtures.experts_in_parts(x, h, eps, m, activation, parts)
+        return mixtures.experts_in_parts(x, h, eps, m, activation, parts, entered)
 
     def expert_linear(self, x: mx.array, indices: mx.array, stack: Weight, experts: int) -> mx.array:
         """Add squares of rows x (M, K) to the sums of their experts; return the operation's result."""

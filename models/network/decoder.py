@@ -483,6 +483,7 @@ class Decoder:
         """Run norm, attention or mixer, residual, norm, feed-forward or mixture, residual."""
         layer = self._layers[index]
         family = self.config.family
+        entered = residual.x
 
         # x (B, T, E) + output(attention(qkv(norm(x))))
         if layer.output is None:  # nothing mixes tokens
@@ -505,7 +506,9 @@ class Decoder:
         if layer.mixture is not None:
             dense = None
             if layer.down is not None:
-                dense = self._feed_forward(residual, layer)
+                dense = self._shared_expert(residual, index)
+            if layer.mixture.routes_early:
+                residual = replace(residual, entered=entered)
             return self._add_experts(residual, layer, dense, epilogue)
         fed = self._feed_forward(residual, layer)  # (B, T, F)
         return self._add(residual.x, [fed], layer.mlp_post_norm, epilogue)
@@ -515,15 +518,19 @@ class Decoder:
     ) -> Residual:
         """Add attention's heads, the output of experts and the expert of all tokens, which have the same input."""
         layer = self._layers[index]
-        experts = self.config.layers[index].experts
         products = list(attended)
-        if layer.down is not None and experts is not None:
-            shared = self._feed_forward(inputs, layer)
-            if experts.shared_scale != 1.0:
-                shared = shared._replace(x=shared.x * experts.shared_scale)
-            products.append(shared)
+        if layer.down is not None:
+            products.append(self._shared_expert(inputs, index))
         routed = experts_output(self._ops, inputs, layer, self.config)
         return self._add(inputs.x, products, None, epilogue, routed)
+
+    def _shared_expert(self, inputs: Residual, index: int) -> Product:
+        """Return the feed-forward next to a layer's experts, times its factor."""
+        product = self._feed_forward(inputs, self._layers[index])
+        experts = self.config.layers[index].experts
+        if experts is None or experts.shared_scale == 1.0:
+            return product
+        return product._replace(x=product.x * experts.shared_scale)
 
     def _attention(self, residual: Residual, kv: KVPass, index: int) -> list[Product]:
         """Return the heads of attention, gated, (B, T, H * D), and the output of a mixer next to it, if any."""

@@ -128,6 +128,7 @@ def _mixture(config: DecoderConfig, parameters: Parameters, prefix: str, experts
         curve=_bounded(config, experts.limit),
         band=experts.band,
         latent=_latent_experts(config, parameters, prefix, experts),
+        routes_early=experts.routes_early,
     )
     parameters.refuse_factors(mixture.matrices)
     return mixture

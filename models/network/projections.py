@@ -28,10 +28,15 @@ from headrace.runtime.ops import (
 
 
 class Residual(Struct, frozen=True, eq=False):
-    """The residual stream (B, T, E), and its norm for the next projection if the last addition gave it."""
+    """The residual stream (B, T, E).
+
+    normed: its norm for the next projection, if the last addition gave it.
+    entered: the stream at the layer's begin, for a router that reads it.
+    """
 
     x: mx.array
     normed: mx.array | None = None
+    entered: mx.array | None = None
 
 
 class Epilogue(Struct, frozen=True, eq=False):
@@ -196,7 +201,8 @@ def experts_output(ops: Ops, residual: Residual, layer: LayerWeights, config: De
     if config.family.norm == "layer" and residual.normed is not None and layer.mlp_norm_bias is None:
         # LayerNorm without a bias is RMSNorm of the centred stream, and with that the kernels' node begins.
         x = x - x.mean(axis=-1, keepdims=True)
-    return ops.experts(x, layer.mlp_norm, config.norm_eps, layer.mixture, config.family.activation, residual.normed)
+    parts = (layer.mlp_norm, config.norm_eps, layer.mixture, config.family.activation)
+    return ops.experts(x, *parts, residual.normed, residual.entered)
 
 
 def scaled(x: mx.array, epilogue: Epilogue) -> Residual:

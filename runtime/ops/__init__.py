@@ -152,7 +152,15 @@ class Ops(Protocol):
         self, x: mx.array, norm: mx.array | None, eps: float, w: Weight, activation: str | Curve
     ) -> mx.array: ...
     def experts(
-        self, x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str, normed: mx.array | None = None, /
+        self,
+        x: mx.array,
+        norm: mx.array,
+        eps: float,
+        m: Mixture,
+        activation: str,
+        normed: mx.array | None = None,
+        entered: mx.array | None = None,
+        /,
     ) -> mx.array: ...
     def expert_linear(self, x: mx.array, indices: mx.array, stack: Weight, experts: int, /) -> mx.array: ...
     def join_experts(self, gate: Weight, up: Weight) -> tuple[Weight, Weight | None]: ...

@@ -103,6 +103,10 @@ def _erf_gelu_gated(gate: mx.array, up: mx.array) -> mx.array:
     return _erf_gelu(gate) * up
 
 
+def _relu_gated(gate: mx.array, up: mx.array) -> mx.array:
+    return mx.maximum(gate, 0) * up
+
+
 def _xielu(x: mx.array, positive: mx.array, negative: mx.array, beta: mx.array, eps: mx.array) -> mx.array:
     below = negative * (mx.expm1(mx.minimum(x, eps)) - x)
     return mx.where(x > 0, positive * mx.square(x), below) + beta * x
@@ -158,8 +162,9 @@ ACTIVATIONS: dict[str, Elementwise] = {
     "clamped": _clamped_gated,
     "sigmoid": _sigmoid_gated,
     "gated_erf_gelu": _erf_gelu_gated,
+    "gated_relu": _relu_gated,
 }
-STOCK_ONLY = frozenset(("erf_gelu", "gated_erf_gelu"))
+STOCK_ONLY = frozenset(("erf_gelu", "gated_erf_gelu", "gated_relu"))
 """Names that the native kernels lack."""
 # Compiled, the chain is one kernel for every shape. Not on the CPU, where MLX would run a C++ compiler first.
 # `_sparse_gelu_gated` is not among them: it takes the mean of a row.

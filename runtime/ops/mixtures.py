@@ -207,14 +207,17 @@ class PartOps(Struct, frozen=True):
     rms_norm: Callable[[mx.array, mx.array, float], mx.array]
 
 
-def experts_in_parts(x: mx.array, h: mx.array, eps: float, m: Mixture, activation: str, ops: PartOps) -> mx.array:
+def experts_in_parts(
+    x: mx.array, h: mx.array, eps: float, m: Mixture, activation: str, ops: PartOps, entered: mx.array | None = None
+) -> mx.array:
     """Return x + the experts' output for h, as `reference.experts`.
 
     x: the layer's input (B, T, E); the output is added to it if `m.residual`.
     h: norm(x).
     eps: of the router's norm, if it has one.
+    entered: the router's input, if `m.routes_early`.
     """
-    router_input = h
+    router_input = h if entered is None else entered
     if m.router_norm is not None:
         router_input = ops.rms_norm(x, m.router_norm, eps)
     chosen, shares = routed(ops.linear(router_input, m.router), m)  # (B, T, active) each

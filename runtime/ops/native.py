@@ -373,14 +373,20 @@ def norm_glu(x: mx.array, norm: mx.array | None, eps: float, w: Weight, activati
 
 
 def experts(
-    x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str, normed: mx.array | None = None
+    x: mx.array,
+    norm: mx.array,
+    eps: float,
+    m: Mixture,
+    activation: str,
+    normed: mx.array | None = None,
+    entered: mx.array | None = None,
 ) -> mx.array:
     """Return x + the mixture of experts' output for norm(x), in one node if it can. (B, T, E) -> (B, T, E)."""
     if m.is_composed or activation in STOCK_ONLY:
         if normed is None:
             normed = rms_norm(x, norm, eps)
         ops = mixtures.PartOps(linear, expert_linear, rms_norm)
-        return mixtures.experts_in_parts(x, normed, eps, m, activation, ops)
+        return mixtures.experts_in_parts(x, normed, eps, m, activation, ops, entered)
     plan = experts_plan(m, activation)
     if plan is None:
         fallbacks["experts: weights were not prepared"] += 1

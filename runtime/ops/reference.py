@@ -177,16 +177,23 @@ def norm_glu(x: mx.array, norm: mx.array | None, eps: float, w: Weight, activati
 
 
 def experts(
-    x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str, normed: mx.array | None = None
+    x: mx.array,
+    norm: mx.array,
+    eps: float,
+    m: Mixture,
+    activation: str,
+    normed: mx.array | None = None,
+    entered: mx.array | None = None,
 ) -> mx.array:
     """Return x + the mixture of experts' output for norm(x). (B, T, E) -> (B, T, E). See `Mixture.residual`.
 
     normed: norm(x), if it is there already.
+    entered: the router's input (B, T, E), if `m.routes_early`.
     """
     h = normed
     if h is None:
         h = rms_norm(x, norm, eps)
-    router_input = h
+    router_input = h if entered is None else entered
     if m.router_norm is not None:
         router_input = rms_norm(x, m.router_norm, eps)
     chosen, shares = mixtures.routed(linear(router_input, m.router), m, compiled=on_gpu())  # (B, T, active) each

@@ -185,6 +185,7 @@ class Mixture(Struct, frozen=True, eq=False, weakref=True):
     band: above 0, experts are chosen one after the other, each with its share of those that are as good within this
         (Phi MoE).
     latent: experts read and write L numbers, and the E of their shapes is L; None: they read the router's input.
+    routes_early: the router reads the layer's input as it is, before attention (SmallThinker).
     """
 
     router: Weight  # (X, E)
@@ -205,11 +206,12 @@ class Mixture(Struct, frozen=True, eq=False, weakref=True):
     curve: Curve | None = None
     band: float = 0.0
     latent: LatentExperts | None = None
+    routes_early: bool = False
 
     @property
     def is_composed(self) -> bool:
         """True if no kernel computes it at once."""
-        return self.curve is not None or self.band > 0 or self.latent is not None
+        return self.curve is not None or self.band > 0 or self.latent is not None or self.routes_early
 
     @property
     def vectors(self) -> list[mx.array]:

@@ -54,6 +54,14 @@ def granite(metadata: Metadata, _file: Contents, config: Config) -> Entries:
     return {"attention_multiplier": metadata.positive("{arch}.attention.scale", config["head_dim"] ** -0.5)}
 
 
+def _hunyuan_vl(metadata: Metadata, _file: Contents, _config: Config) -> Entries:
+    """Return the factor of the base of rotation, which files of dense models have in the base itself."""
+    alpha = metadata.number("{arch}.rope.scaling.alpha", 0.0)
+    if not alpha:
+        return {}
+    return {"rope_scaling": {"type": "dynamic", "rope_type": "dynamic", "alpha": alpha, "factor": 1.0}}
+
+
 def _granite_swa(metadata: Metadata, file: Contents, config: Config) -> Entries:
     """Return the windows and rotations of each layer; a base of 0 stands for no rotation."""
     layers = config["num_hidden_layers"]
@@ -314,6 +322,11 @@ ROWS: dict[str, GGUFArchitecture] = {
         "HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense",
         {**PLAIN, **head_norms("self_attn.query_layernorm", "self_attn.key_layernorm")},
         constants={"attention_bias": False, "use_qk_norm": True},
+    ),
+    "hunyuan_vl": equal_layers(
+        "HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense",
+        {**PLAIN, **head_norms("self_attn.query_layernorm", "self_attn.key_layernorm")},
+        constants={"attention_bias": False, "use_qk_norm": True}, entries=_hunyuan_vl, unread=SECTIONS,
     ),
     "maincoder": equal_layers(  # the same layers, with the rotation of neighbouring numbers
         "HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense",

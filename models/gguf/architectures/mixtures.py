@@ -246,6 +246,35 @@ def _hunyuan3(metadata: Metadata, file: Contents, config: Config) -> Entries:
     return {"n_shared_experts": shared // width, "first_k_dense_replace": dense.count(True)}
 
 
+def _grok(metadata: Metadata, file: Contents, config: Config) -> Entries:
+    """Return the factors and soft caps of Grok; older files of Grok 1 state none."""
+    cap = metadata.number("{arch}.final_logit_softcapping", 0.0)
+    return {
+        "residual_moe": file.has("ffn_up.weight"),
+        "attn_output_multiplier": metadata.positive("{arch}.attention.output_scale", config["head_dim"] ** -0.5),
+        "attn_logit_softcapping": metadata.positive("{arch}.attn_logit_softcapping", 30.0),
+        "embedding_multiplier_scale": metadata.positive("{arch}.embedding_scale", config["hidden_size"] ** 0.5),
+        "output_multiplier_scale": metadata.positive("{arch}.logit_scale", 3**-0.5),
+        "final_logit_softcapping": cap or None,
+    }
+
+
+def _smallthinker(metadata: Metadata, _file: Contents, config: Config) -> Entries:
+    """Return the experts' scores, and windows in all layers but every fourth, of which only these rotate.
+
+    Without a window, all layers rotate.
+    """
+    if metadata.has("{arch}.attention.sliding_window_pattern"):
+        raise UnsupportedModelError("a SmallThinker that lists its windows is not supported")
+    by_softmax = gating_of(metadata, SOFTMAX) == SOFTMAX
+    entries: Entries = {"moe_primary_router_apply_softmax": by_softmax, "norm_topk_prob": True}
+    if not metadata.integer("{arch}.attention.sliding_window", 0, minimum=0):
+        return entries
+    layout = [int(layer % 4 != 0) for layer in range(config["num_hidden_layers"])]
+    window = KEYS["sliding_window"].read(metadata)
+    return {**entries, "rope_layout": layout, "sliding_window_layout": layout, "sliding_window_size": window}
+
+
 def _mellum(metadata: Metadata, _file: Contents, config: Entries) -> Entries:
     """Return the rotations of both kinds of layers."""
     theta = config.pop("rope_theta")
@@ -664,6 +693,27 @@ ROWS: dict[str, GGUFArchitecture] = {
                 "exp_probs_b.": TensorRule("mlp.gate", "experts", "e_score_correction_bias"),
             },
         },
+    ),
+    "grok": GGUFArchitecture(
+        "Grok1ForCausalLM", "grok",
+        {
+            "layer": {
+                "attn_norm": TensorRule("pre_attn_norm", "hidden"),
+                "attn_output_norm": TensorRule("post_attn_norm", "hidden"),
+                "ffn_norm": TensorRule("pre_moe_norm", "hidden"),
+                "layer_output_norm": TensorRule("post_moe_norm", "hidden", optional=True),
+                "post_ffw_norm": TensorRule("post_moe_norm", "hidden", optional=True),  # its name in Grok 2
+                **attention(), **experts(),
+                **{key: replace(rule, optional=True) for key, rule in mlp().items()},  # Grok 2's
+            },
+        },
+        tables(), experts=("num_local_experts", "num_experts_per_tok", "moe_intermediate_size"), entries=_grok,
+        scales_rope=True, unread=("router_logit_softcapping", "attention.temperature_length"),  # as in llama.cpp
+    ),
+    "smallthinker": GGUFArchitecture(
+        "SmallThinkerForCausalLM", "smallthinker",
+        {"layer": {**NORMS, **attention(), **experts("mlp.primary_router", "mlp.experts")}}, tables(),
+        keys=(), experts=_NAMED, entries=_smallthinker,
     ),
     "deepseek": GGUFArchitecture(
         "DeepseekForCausalLM", "deepseek",

@@ -44,14 +44,12 @@ class Watching:
 
         return watched
 
-    def experts(
-        self, x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str, normed: mx.array | None = None
-    ) -> mx.array:
+    def experts(self, x: mx.array, norm: mx.array, eps: float, m: Mixture, *others: Any) -> mx.array:
         for array in (norm, *m.router.arrays):
             self.arrays[id(array)] = array
         for stack in m.stacks:
             self.of_experts += stack.nbytes // m.count * m.active
-        return reference.experts(x, norm, eps, m, activation, normed)
+        return reference.experts(x, norm, eps, m, *others)
 
     def attend(self, qkv: Any, keys: mx.array, values: mx.array, offset: int, spec: Any, first: int, phase: Any) -> Any:
         for norm in (spec.q_norm, spec.k_norm):

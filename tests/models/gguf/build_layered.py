@@ -117,6 +117,7 @@ _MAMBA_KEYS: dict[str, Any] = {
 }  # fmt: skip
 _NEMOTRON_KEYS = {**_MAMBA_KEYS, "attention.layer_norm_epsilon": 1e-5}
 _POST = ("attn_norm", "post_attention_norm")
+_GROK = ("attn_norm", "attn_output_norm", "ffn_norm")
 _SHARED_GATE: Shapes = {"ffn_gate_inp_shexp.weight": (HIDDEN,)}
 _QWEN_ATTENTION = {**_norms(*_POST), **_attention(head=32, gate=2), **_head_norms(32)}
 _QWEN_MIXED = {**_experts(shared=48), **_SHARED_GATE}
@@ -730,6 +731,32 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
             *({**_LFM_NORMS, **_attention(), **_head_norms(), **_experts(shared=64), "exp_probs_b": (4,)},) * 2,
         ),
     ),
+    "grok": (
+        "grok",
+        {
+            **_ATTENTION_KEYS, **_EXPERT_KEYS, "attention.output_scale": 0.25, "embedding_scale": 8.0,
+            "attn_logit_softcapping": 2.0, "router_logit_softcapping": 30.0, "logit_scale": 0.5773502691896257,
+        },
+        _layers(*({**_norms(*_GROK, "layer_output_norm"), **_attention(), **_experts()},) * 2),
+    ),
+    "grok-2": (  # with a dense feed-forward next to experts
+        "grok",
+        {
+            **_ATTENTION_KEYS, **_EXPERT_KEYS, "attention.output_scale": 0.25, "embedding_scale": 8.0,
+            "attn_logit_softcapping": 30.0, "router_logit_softcapping": 30.0, "logit_scale": 0.5,
+            "final_logit_softcapping": 3.0, "attention.temperature_length": 1024,
+        },
+        _layers(*({**_norms(*_GROK, "post_ffw_norm"), **_attention(), **_experts(), **_mlp()},) * 2),
+    ),
+    "smallthinker": (  # the fifth layer neither rotates nor has a window
+        "smallthinker",
+        {**_ATTENTION_KEYS, **_EXPERT_KEYS, "expert_gating_func": 2, "attention.sliding_window": 4096},
+        _layers(*({**_LFM_NORMS, **_attention(), **_experts()},) * 5),
+    ),
+    "smallthinker-softmax": (  # all layers rotate
+        "smallthinker", {**_ATTENTION_KEYS, **_EXPERT_KEYS, "expert_gating_func": 1},
+        _layers(*({**_LFM_NORMS, **_attention(), **_experts()},) * 2, tied=True),
+    ),
     "deepseek": (
         "deepseek",
         {
@@ -782,6 +809,14 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
     "hunyuan-moe": (
         "hunyuan-moe", {**_ATTENTION_KEYS, **_SHARED_KEYS, "feed_forward_length": 32},
         _layers(*({**_LFM_NORMS, **_attention(), **_head_norms(), **_experts(shared=48)},) * 2, tied=True),
+    ),
+    "hunyuan_vl": (
+        "hunyuan_vl",
+        {
+            **_ATTENTION_KEYS, "rope.scaling.type": "none", "rope.scaling.alpha": 1000.0,
+            "rope.dimension_sections": [2, 2, 2, 2],
+        },
+        _layers(*({**_LFM_NORMS, **_attention(), **_head_norms(), **_mlp()},) * 2, tied=True),
     ),
     "step35": (  # other counts of heads in layers with a window, and bounds of activations
         "step35",

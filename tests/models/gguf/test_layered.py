@@ -38,7 +38,7 @@ TOLERANCE = {
     **dict.fromkeys(
         (
             "gemma4", "gemma4-mixture", "starcoder2", "codeshell", "phi2", "gptneox", "gptneox-sequential", "gpt2",
-            "starcoder", "spark2_5", "falcon", "falcon-40b",
+            "starcoder", "spark2_5", "falcon", "falcon-40b", "grok", "grok-2",
         ),
         2e-3,
     ),
@@ -141,6 +141,7 @@ def test_logits_and_answers_are_llama_cpps(variant: str, tmp_path: Path, monkeyp
         "nanbeige",
         "spark2_5",
         "hy_v3",
+        "smallthinker",
         "jais2",
         "mimo2",
         "muse-glimmer",
@@ -265,6 +266,14 @@ _PUBLISHED = {
     ),
     "cohere2moe": ("model.layers", "mlp.experts", _COHERE),
     "cohere2moe-rms": ("model.layers", "mlp.experts", _COHERE),
+    "smallthinker": (
+        "model.layers", "block_sparse_moe.experts",
+        {
+            **_TABLES, **_ATTENTION, "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+            "ffn_gate_inp": "block_sparse_moe.primary_router", "ffn_gate_exps": "gate", "ffn_up_exps": "up",
+            "ffn_down_exps": "down",
+        },
+    ),
     "dbrx": (
         "transformer.blocks", "ffn.experts",
         {
