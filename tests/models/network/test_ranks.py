@@ -119,9 +119,11 @@ def test_layers_that_run_several_times_are_divided_by_heads(two: Ranks, tmp_path
     assert two.ask(**job, kind="pipeline", shares=[1, 1])["error"] == "UsageError"
 
 
-def test_experts_next_to_attention_are_divided(two: Ranks, tmp_path: Path) -> None:
-    (directory := tmp_path / "cohere2moe").mkdir()
-    convert_gguf(write_layered(tmp_path / "m.gguf", "cohere2moe"), directory)
+@pytest.mark.parametrize("variant", ["cohere2moe", "smallthinker", "grok-2"])
+def test_experts_that_mlx_lm_lacks_are_divided(two: Ranks, tmp_path: Path, variant: str) -> None:
+    """Next to attention; routed before it; next to a dense feed-forward."""
+    (directory := tmp_path / variant).mkdir()
+    convert_gguf(write_layered(tmp_path / "m.gguf", variant), directory)
     job = job_of(directory, environment=_EXACT)
     wanted = alone(job)
     assert differences(two.ask(**job, kind="pipeline", shares=[1, 1]), wanted) == 0
