@@ -142,6 +142,7 @@ def test_logits_and_answers_are_llama_cpps(variant: str, tmp_path: Path, monkeyp
         "spark2_5",
         "hy_v3",
         "smallthinker",
+        "grok-2",
         "jais2",
         "mimo2",
         "muse-glimmer",
@@ -444,6 +445,8 @@ def test_a_layer_for_multi_token_prediction_is_kept(
         "gemma3n",
         "minimax-m3",
         "kimi-k3",
+        "smallthinker",
+        "grok-2",
     ],
 )
 def test_headers_alone_give_the_shape(variant: str, tmp_path: Path) -> None:
