@@ -19,7 +19,8 @@ def test_typing_filters_the_models(play) -> None:
         models = it.app.screen.query_one("#models", OptionList)
         await it.until(lambda: models.option_count > 3)
         await it.press(*"coder")
-        assert _names(models) == ["qwen2.5-coder-7b", "deepseek-coder-v2-lite"]
+        assert _names(models)[:2] == ["qwen2.5-coder-7b", "deepseek-coder-v2-lite"]
+        assert all("coder" in str(name) for name in _names(models))
         await it.press("enter")
         await it.until(lambda: "download qwen2.5-coder-7b?" in it.text())
         await it.press("n")
