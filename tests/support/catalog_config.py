@@ -31,10 +31,13 @@ def figures(config: Mapping[str, Any]) -> object:
 
 
 def reduced(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config without the entries that no figure follows from."""
-    given = figures(config)
-    assert given is not None
+    """Return a config without the entries that no figure follows from, and without the format of its weights."""
     kept = json.loads(json.dumps(config))
+    for part in (kept, kept.get("text_config", {})):
+        for key in ("quantization", "quantization_config"):
+            part.pop(key, None)
+    given = figures(kept)
+    assert given is not None
     for part, key in entries(kept):
         value = part.pop(key)
         if figures(kept) != given:
