@@ -113,8 +113,7 @@ def _document(rules: Tokenizer, vocabulary: Vocabulary, merges: Callable[[], Ite
     """
     document = msgspec.json.decode(rules.to_str())
     model = document["model"]
-    tokens = vocabulary.tokens
-    model["vocab"] = {tokens[index]: index for index in sorted(range(len(tokens)), key=tokens.__getitem__)}
+    model["vocab"] = msgspec.Raw(msgspec.json.encode(vocabulary.ids(), order="sorted"))
     special = set(vocabulary.ids_of(*SPECIAL))
     document["added_tokens"] = [
         {

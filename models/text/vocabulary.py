@@ -139,16 +139,20 @@ def merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> Iterator
     del keys
     merges = Merges(left[order], right[order], ids.astype(np.int32)[made[order]])
     used = used_merges(merges, Tokens(ids, lengths, codes))
-    return _pairs(tokens, merges.left[used], merges.right[used])
+    length_of = np.zeros(len(tokens), np.int32)
+    length_of[ids] = lengths
+    return _halves(tokens, merges.made[used], length_of[merges.left[used]])
 
 
-def _pairs(tokens: list[str], left: Small, right: Small) -> Iterator[tuple[str, str]]:
-    """Yield the texts of pairs of tokens. left, right: their ids."""
-    for begin in range(0, len(left), _PAIRS_AT_ONCE):
+def _halves(tokens: list[str], made: Small, cuts: Small) -> Iterator[tuple[str, str]]:
+    """Yield the texts of tokens in two parts. made: their ids; cuts: characters of the first part.
+
+    The best tokens often have the lowest ids: their texts follow each other in memory, those of the parts do not.
+    """
+    for begin in range(0, len(made), _PAIRS_AT_ONCE):
         part = slice(begin, begin + _PAIRS_AT_ONCE)
-        left_texts = map(tokens.__getitem__, left[part].tolist())
-        right_texts = map(tokens.__getitem__, right[part].tolist())
-        yield from zip(left_texts, right_texts, strict=True)
+        texts = map(tokens.__getitem__, made[part].tolist())
+        yield from ((text[:cut], text[cut:]) for text, cut in zip(texts, cuts[part].tolist(), strict=True))
 
 
 def _tokens_along(codes: Integers, first: Integers, lengths: Integers, *, step: int) -> Integers:
