@@ -76,7 +76,7 @@ class IkLlama:
             function.restype = result
             function.argtypes = arguments
             setattr(self, name, function)
-        self.__version__ = _commit(build)
+        self.__version__ = commit_of(build)
         library["llama_backend_init"]()
 
     def Llama(  # noqa: N802 (llama-cpp-python's name)
@@ -116,7 +116,7 @@ class IkLlama:
         calls.llama_kv_cache_clear(context)
 
 
-def _commit(build: Path) -> str:
+def commit_of(build: Path) -> str:
     """Return the short commit of the source around a build; "unknown" without git."""
     done = subprocess.run(
         ["git", "-C", str(build), "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=False

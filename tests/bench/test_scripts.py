@@ -40,7 +40,7 @@ COVERED = {
     "ui_tax",
     "widths",
 }
-# llama_cpu, llama_cpp_logits and openvino_child need a peer's interpreter; two scripts have tests of their own.
+# llama_cpu, llama_cpp_logits and openvino_child need a peer's interpreter; three scripts have tests of their own.
 # chosen_bits takes minutes with the smallest model.
 NOT_SCRIPTS = {
     "chosen_bits",
@@ -53,6 +53,7 @@ NOT_SCRIPTS = {
     "__init__",
     "engine_quality",
     "ik_llama",
+    "vs_ik_llama",
     "vs_openvino",
 }
 
