@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from headrace.runtime.ops import MixerSizes
 
 Activation = Literal[
-    "silu", "gelu", "clamped", "xielu", "relu2", "tanh_gelu", "erf_gelu", "gated_erf_gelu", "gated_relu"
+    "silu", "gelu", "clamped", "xielu", "relu2", "tanh_gelu", "erf_gelu", "gated_erf_gelu", "gated_relu",
+    "gated_relu2"
 ]  # fmt: skip
 # Activations of a gate, which multiplies a second projection; the others have one projection in.
-GATED: tuple[Activation, ...] = ("silu", "gelu", "clamped", "gated_erf_gelu", "gated_relu")
+GATED: tuple[Activation, ...] = ("silu", "gelu", "clamped", "gated_erf_gelu", "gated_relu", "gated_relu2")
 
 
 class NormNames(Struct, frozen=True):
@@ -52,6 +53,7 @@ class Family(Struct, frozen=True):
     scaled: bool = False  # a factor multiplies every layer's output, if the checkpoint has it
     embedding_norm: bool = False  # embeddings have a norm, with weights
     mixer_norms: NormNames | None = None  # of layers with recurrent state alone, if they differ
+    inner_norms: bool = False  # attention's heads together, and a feed-forward's inner values, are normalized (BitNet)
     # Attention's heads are multiplied by gates, stored with the queries or as a module of their own: one for each
     # number, or one for each head, as a sigmoid or as a softplus.
     gates: Literal["joined", "apart", "head_sigmoids", "head_softplus"] | None = None
@@ -314,12 +316,14 @@ class DecoderConfig(Struct, frozen=True):
         """Ways in which ranks can have parts of it.
 
         All need one residual stream, experts that read it as it is, and single states; a pipeline also layers that run
-        once.
+        once, and parts of layers norms of single heads.
         """
         latent = any(layer.experts is not None and layer.experts.latent for layer in self.layers)
         several_states = any(layer.mixer is not None and layer.mixer.later for layer in self.layers)
         if self.altup is not None or self.block_layers or latent or several_states:
             return ()
+        if self.family.inner_norms:
+            return ("pipeline",)
         return ("tensor",) if self.loops > 1 else ("tensor", "pipeline")
 
     @property

@@ -442,6 +442,12 @@ ROWS = (
         biased=(*ATTENTION, "mlp.router", *(f"mlp.experts.{name}_proj" for name in ("gate", "up", "down"))),
     ),
     Architecture(
+        "bitnet",
+        Family(activation="gated_relu2", inner_norms=True),
+        tied=True,
+        activations=("relu2",),
+    ),
+    Architecture(
         "iquestloopcoder",
         Family(),
         context=131072,

@@ -103,6 +103,13 @@ def unpack(
     data, scales, zeros: as stored. zeros_less_one: zero points are stored minus one (`Foreign`).
     """
     bits = matrix.stored_bits
+    if matrix.layout in ("ternary", "ternary_over"):
+        # Two bits at 2 i of the stored row r are row r + i N / 4. They are 0 for -1.
+        q = mx.concatenate([(data >> shift) & 3 for shift in (0, 2, 4, 6)]).astype(mx.uint32)
+        scale = scales.astype(mx.float32).reshape(1, 1)
+        if matrix.layout == "ternary_over":
+            scale = 1 / scale
+        return q, mx.broadcast_to(scale, (len(q), 1)), mx.ones((len(q), 1))
     if matrix.layout == "packed":
         q = _open(data, bits)
         step = scales.astype(mx.float32)

@@ -185,10 +185,15 @@ def _divided(checkpoint: Checkpoint, config: DecoderConfig, split: Split, rank: 
             f"several ranks: a {named} of this variant runs on one machine only",
             "start it without --hosts",
         )
-    if split.kind not in config.splits:
+    if split.kind not in config.splits and split.kind == "pipeline":
         raise UsageError(
             f"{split.kind}: layers of this {named} run several times in a step",
             "--split tensor divides every layer",
+        )
+    if split.kind not in config.splits:
+        raise UsageError(
+            f"{split.kind}: a {named} normalizes numbers of all ranks together inside its layers",
+            "--split pipeline gives each rank whole layers",
         )
     if split.kind == "pipeline":
         return stage(config, split, rank)

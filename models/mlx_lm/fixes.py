@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_unflatten
 from msgspec import Struct
 
 from headrace.models.architectures.fields import text_section
@@ -31,12 +30,6 @@ if TYPE_CHECKING:
     from headrace.models.mlx_lm.cache import CachePart
 
 _BIAS = ".e_score_correction_bias"  # end of a router's correction
-# Constants of `ternary_to_affine`
-_GROUPS = (128, 64, 32)  # MLX's group sizes, the largest first
-_BITS = 2  # of a code: three values
-_PER_WORD = 16  # codes in 32 bits
-_PER_BYTE = 4  # ternary weights in a stored byte
-
 Config = Mapping[str, object]
 Weights = dict[str, mx.array]
 
@@ -67,8 +60,6 @@ def class_name(config: Config) -> str:
 
 def correct(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Correct a loaded model. Raises UnsupportedModelError if the checkpoint lacks what that takes."""
-    if not mx.metal.is_available():
-        ternary_to_affine(model)
     fix = fix_of(checkpoint.config)
     if fix.correct is not None:
         fix.correct(model, checkpoint)
@@ -396,39 +387,6 @@ def _corrected_class() -> type[nn.Module]:
             return result
 
     return Corrected
-
-
-def ternary_to_affine(model: nn.Module) -> None:
-    """Exchange all ternary layers (BitNet) whose rows divide into groups for affine ones of 2 bits.
-
-    mlx-lm multiplies packed ternary weights in a Metal kernel only. Weights w in {-1, 0, 1} with one scale s are
-    s (w + 1) - s: codes w + 1, scale s and offset -s, without rounding. Evaluates nothing.
-    """
-    from mlx_lm.models.bitlinear_layers import BitLinear
-
-    ternary = [(path, module) for path, module in model.named_modules() if type(module) is BitLinear]
-    layers = [(path, _affine(module)) for path, module in ternary if module.in_features % _GROUPS[-1] == 0]
-    model.update_modules(tree_unflatten(layers))
-
-
-def _affine(layer: nn.Module) -> nn.QuantizedLinear:
-    """Return a ternary layer (N, K) as an affine one of 2 bits."""
-    rows = layer.out_features
-    columns = layer.in_features
-    group = next(size for size in _GROUPS if columns % size == 0)
-    # (N / 4, K): two bits at 2 i of row r are row r + i N / 4.
-    codes = mx.concatenate([(layer.weight >> (2 * i)) & 3 for i in range(_PER_BYTE)])
-    words = codes.reshape(rows, columns // _PER_WORD, _PER_WORD).astype(mx.uint32)
-    scale = layer.weight_scale
-    if layer.invert_weight_scales:
-        scale = 1 / scale
-    affine = nn.QuantizedLinear(columns, rows, bias=layer.bias is not None, group_size=group, bits=_BITS)
-    affine.weight = (words << (_BITS * mx.arange(_PER_WORD, dtype=mx.uint32))).sum(axis=-1)
-    affine.scales = mx.broadcast_to(scale, (rows, columns // group))
-    affine.biases = -affine.scales
-    if layer.bias is not None:
-        affine.bias = layer.bias
-    return affine
 
 
 _UNSCALED = ("default",)  # for `Fix.scalings`: the class ignores every scaling

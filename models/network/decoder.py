@@ -547,6 +547,8 @@ class Decoder:
         if layer.gate is not None:
             gate = stacked(project(ops, residual, layer.input_norm, eps, [layer.gate]))  # (B, T, H * D) or (B, T, H)
             heads = gated_heads(ops, gate, heads, self.config.family.gates)
+        if layer.inner_norms is not None:
+            heads = ops.rms_norm(heads, layer.inner_norms[0], eps)
         products = [Product(heads, layer.output)]
         if layer.mixer_ends is not None and layer.mixer is not None:
             into_mixer, out_of_mixer = layer.mixer_ends
@@ -619,10 +621,14 @@ class Decoder:
             if residual.normed is not None:  # the addition before has normalized it
                 x = residual.normed
                 norm = None
-            return Product(ops.norm_glu(x, norm, eps, layer.gate_up[0], activation), layer.down)
-        gate, up = project(ops, residual, layer.mlp_norm, eps, layer.gate_up)
-        assert not isinstance(activation, Xielu)  # it has no gate
-        return Product(ops.glu(gate, up, activation), layer.down)
+            inner = ops.norm_glu(x, norm, eps, layer.gate_up[0], activation)
+        else:
+            gate, up = project(ops, residual, layer.mlp_norm, eps, layer.gate_up)
+            assert not isinstance(activation, Xielu)  # it has no gate
+            inner = ops.glu(gate, up, activation)
+        if layer.inner_norms is not None:
+            inner = ops.rms_norm(inner, layer.inner_norms[1], eps)
+        return Product(inner, layer.down)
 
     def _add(
         self,

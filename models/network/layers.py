@@ -47,6 +47,7 @@ from headrace.models.network.tensors import (
     attention,
     attention_gate,
     indexer,
+    inner_norms,
 )
 from headrace.runtime.kv.cache import KVShape
 from headrace.runtime.ops import (
@@ -202,6 +203,9 @@ def _layer(
             read_residual_mix(parameters, f"{prefix}.{name}", config.hidden_size) for name in RESIDUAL_MIXES
         )
         weights = replace(weights, mixes=(attention_mix, mlp_mix))
+    if family.inner_norms:
+        heads, inner = (parameters.vector(f"{prefix}.{norm.name}", norm.size) for norm in inner_norms(config, layer))
+        weights = replace(weights, inner_norms=(heads, inner))
     if family.scaled and f"{prefix}.layer_scalar" in parameters:
         weights = replace(weights, scalar=parameters.vector(f"{prefix}.layer_scalar", 1))
     return weights

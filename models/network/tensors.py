@@ -512,6 +512,8 @@ def layer_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector]:
         vectors += [Vector(f"{name}.weight", width) for name in BRANCH_NORMS]
 
     # Of single families
+    if config.family.inner_norms:
+        vectors += inner_norms(config, layer)
     if config.input_size:
         vectors.append(Vector("post_per_layer_input_norm.weight", width))
     if config.family.scaled:
@@ -521,6 +523,13 @@ def layer_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector]:
     if config.block_layers:
         vectors += [Vector(f"{name}_{part}.weight", width) for name in RESIDUAL_MIXES for part in ("norm", "proj")]
     return vectors
+
+
+def inner_norms(config: DecoderConfig, layer: LayerConfig) -> list[Vector]:
+    """Return the norms before the projections out of attention and out of the dense feed-forward."""
+    heads = config.query_heads(layer) * config.value_size(layer)
+    inner = layer.inner or config.intermediate_size
+    return [Vector("self_attn.attn_sub_norm.weight", heads), Vector("mlp.ffn_sub_norm.weight", inner)]
 
 
 def head_norms(config: DecoderConfig) -> list[Vector]:

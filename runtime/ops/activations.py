@@ -107,6 +107,10 @@ def _relu_gated(gate: mx.array, up: mx.array) -> mx.array:
     return mx.maximum(gate, 0) * up
 
 
+def _relu2_gated(gate: mx.array, up: mx.array) -> mx.array:
+    return mx.square(mx.maximum(gate, 0)) * up
+
+
 def _xielu(x: mx.array, positive: mx.array, negative: mx.array, beta: mx.array, eps: mx.array) -> mx.array:
     below = negative * (mx.expm1(mx.minimum(x, eps)) - x)
     return mx.where(x > 0, positive * mx.square(x), below) + beta * x
@@ -163,8 +167,9 @@ ACTIVATIONS: dict[str, Elementwise] = {
     "sigmoid": _sigmoid_gated,
     "gated_erf_gelu": _erf_gelu_gated,
     "gated_relu": _relu_gated,
+    "gated_relu2": _relu2_gated,
 }
-STOCK_ONLY = frozenset(("erf_gelu", "gated_erf_gelu", "gated_relu"))
+STOCK_ONLY = frozenset(("erf_gelu", "gated_erf_gelu", "gated_relu", "gated_relu2"))
 """Names that the native kernels lack."""
 # Compiled, the chain is one kernel for every shape. Not on the CPU, where MLX would run a C++ compiler first.
 # `_sparse_gelu_gated` is not among them: it takes the mean of a row.

@@ -177,6 +177,7 @@ class LayerWeights(Struct, frozen=True, eq=False):
     loop_gate: of a layer in a later loop than the first, which attends to both.
     later_mixers: further states of the layer, each with an index of its own after all layers in `KVShape`.
     scan: between the convolution `mixer` and the scan after it, the only later mixer.
+    inner_norms: of the attended heads together, and of the dense feed-forward's inner values (BitNet).
     time_mix: of RWKV-7; `mixer` gives its six inputs, then follow the recurrence, and the feed-forward's input.
     """
 
@@ -211,6 +212,7 @@ class LayerWeights(Struct, frozen=True, eq=False):
     later_mixers: tuple[MixerSpec, ...] = ()
     scan: ScanWeights | None = None
     time_mix: TimeMixWeights | None = None
+    inner_norms: tuple[mx.array, mx.array] | None = None  # (H * D,), (F,)
 
     @property
     def vectors(self) -> list[mx.array]:
@@ -225,7 +227,7 @@ class LayerWeights(Struct, frozen=True, eq=False):
         for part in (self.mixer, *self.later_mixers, self.mixture, self.latent):
             if part is not None:
                 vectors += part.vectors
-        for norms in (self.head_norms, self.branches):
+        for norms in (self.head_norms, self.branches, self.inner_norms):
             if norms is not None:
                 vectors += norms
         if self.own_input is not None:

@@ -184,6 +184,7 @@ def _runs_by_operations(layer: LayerWeights, activation: str) -> bool:
         layer.altup,
         layer.mixes,
         layer.loop_gate,
+        layer.inner_norms,
     )
     if layer.later_mixers or any(part is not None for part in composed):
         return True

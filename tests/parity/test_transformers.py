@@ -26,7 +26,7 @@ OWN = {"phi3", "phi3-longrope", "phi3-window", "phi4-mini", "llama-longrope", "l
 OWN |= {"glm", "granitemoe", "phi", "stablelm", "cohere2_moe", "cohere2_moe-rms"}
 OWN |= {"gemma3n_text", "gemma4-per-layer", "gemma4-shared", "gemma4-mixture", "gemma4-nested"}
 OWN |= {"apertus", "deepseek_v2", "deepseek_v2-groups", "llama4_text", "llama4_text-dense", "llama4-nested"}
-OWN |= {"hy_v3", "hy_v3-biased", "hunyuan_vl-nested", "sarvam_moe", "sarvam_mla"}
+OWN |= {"hy_v3", "hy_v3-biased", "hunyuan_vl-nested", "sarvam_moe", "sarvam_mla", "bitnet"}
 OWN |= {"gemma3-nested", "mistral3-nested", "mllama-nested", "pixtral-nested", "qwen3_vl-nested", "qwen2_5_vl-nested"}
 if native.status().available:
     OWN |= {"qwen3_5_text", "qwen3_5_moe_text", "qwen3_5_moe-nested", "qwen3_next", "lfm2_moe", "granite-hybrid"}

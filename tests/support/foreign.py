@@ -153,6 +153,23 @@ def awq(module: str, w: Array) -> tuple[Tensors, Array]:
     return made, ((q - zeros.repeat(GROUP, 1).astype(np.float32)) * scales.repeat(GROUP, 1)).astype(np.float32)
 
 
+def ternary(*, divides: bool = False) -> Any:
+    """Encode as BitNet: four quarters of the rows in the bits of a byte, one scale. divides: by it, as `bitlinear`."""
+
+    def encode(module: str, w: Array) -> tuple[Tensors, Array]:
+        scale = as_bf16(np.abs(w).mean(keepdims=True).reshape(1))
+        codes = np.clip(np.round(w / scale), -1, 1) + 1
+        quarters = np.split(codes.astype(np.uint8), 4)
+        stored = quarters[0] | quarters[1] << 2 | quarters[2] << 4 | quarters[3] << 6
+        if divides:
+            scale = as_bf16(1 / scale)
+        made: Tensors = {f"{module}.weight": (stored, "U8"), f"{module}.weight_scale": (_bf16_bits(scale), "BF16")}
+        factor = np.float32(1) / scale if divides else scale
+        return made, (codes - 1).astype(np.float32) * factor
+
+    return encode
+
+
 def packed(bits: int = 4, group: int = GROUP, *, symmetric: bool = True) -> Any:
     """Encode as compressed-tensors' pack-quantized: signed integers stored unsigned, zero points packed along rows."""
 
@@ -250,6 +267,8 @@ FORMATS: dict[str, Format] = {
     "gptq-8bit": Format({**_GPTQ, "bits": 8}, gptq(8), exact=True),
     "gptq-v2": Format({**_GPTQ, "checkpoint_format": "gptq_v2"}, gptq(v2=True), exact=True),
     "gptq-by-activation": Format({**_GPTQ, "desc_act": True}, gptq(shuffled=True)),
+    "bitnet": Format({"quant_method": "bitnet", "linear_class": "autobitlinear"}, ternary(), exact=True),
+    "bitnet-divided": Format({"quant_method": "bitnet"}, ternary(divides=True), exact=True),
     "nf4": Format({"quant_method": "bitsandbytes", "load_in_4bit": True}, nf4()),
     "nf4-double": Format({"quant_method": "bitsandbytes", "load_in_4bit": True}, nf4(double=True)),
     "awq": Format({"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}, awq, exact=True),

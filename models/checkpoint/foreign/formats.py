@@ -9,6 +9,7 @@ Methods, by their names in config.json's `quantization_config`:
     compressed-tensors                    float- and int-quantized: the same; pack-quantized: `W_packed`, `W_scale`
     gptq, awq                             `qweight`, `qzeros`, `scales`, and for GPTQ `g_idx`
     bitsandbytes (4 bits)                 see `nf4`
+    bitnet                                W in 2 bits, `W_scale`
 
 A new method is a case of `_read`, and a layout in `matrices` and `checkpoint.arrays`, if its values are stored in
 another way.
@@ -35,7 +36,7 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 AFFINE_GROUPS = (128, 64, 32)  # MLX's group sizes, largest first
 
 # mlx-lm's classes read these formats for a few architectures, and refuse other shapes.
-_LEFT_TO_MLX_LM = ("mxfp4", "mxfp8", "bitnet")
+_LEFT_TO_MLX_LM = ("mxfp4", "mxfp8")
 # Families whose classes read FP8 with power-of-two scales, and the rows and columns that share one: see `_is_mxfp8`.
 _READ_MXFP8 = {"deepseek_v41": 32, "deepseek_v41_text": 32, "deepseek_v4": 128}
 # Tensors next to a quantized matrix that its weights do not need: quantization of activations and K/V.
@@ -70,8 +71,6 @@ def recognise(config: Mapping[str, object], tensors: Mapping[str, TensorInfo]) -
     if method in _LEFT_TO_MLX_LM or _is_nvfp4(section):
         if any(info.dtype in ("F8_E4M3", "I8") and name.endswith("weight") for name, info in tensors.items()):
             raise _unsupported(f"{method} with 8-bit weights")
-        if method == "bitnet" and not any(name.endswith(".weight_scale") for name in tensors):
-            raise _unsupported("bitnet with weights that every product rounds, as they are trained")
         return None
     recognised = _read(str(method), section, tensors)
     _refuse_unexplained(recognised.tensors(tensors), mlx=True)
@@ -120,6 +119,8 @@ def _read(method: str, section: Mapping[str, object], tensors: Mapping[str, Tens
         return _compressed(section, tensors)
     if method == "bitsandbytes" and section.get("load_in_4bit"):
         return _four_bit(tensors)
+    if method == "bitnet":
+        return _ternary(section, tensors)
     if method in ("fp8", "fbgemm_fp8", "modelopt"):
         algorithm = _modelopt_algorithm(section)
         if method == "modelopt" and algorithm != "FP8":
@@ -296,6 +297,26 @@ def _packed(bits: int, tensors: Mapping[str, TensorInfo]) -> Foreign:
             affine = _affine_group(columns // groups)
         matrices[weight] = _matrix("packed", (rows, columns), parts, bits, columns // groups, affine)
     return Foreign(f"{bits}-bit integers (compressed-tensors)", matrices, _dropped(tensors))
+
+
+def _ternary(section: Mapping[str, object], tensors: Mapping[str, TensorInfo]) -> Foreign:
+    """Recognise BitNet's ternary weights, which have one scale a matrix. Raises CheckpointError for other shapes."""
+    # transformers' default class divides by the scale
+    layout: Layout = "ternary" if section.get("linear_class") == "autobitlinear" else "ternary_over"
+    matrices: dict[str, ForeignMatrix] = {}
+    for name, info in tensors.items():
+        if not name.endswith(".weight_scale"):
+            continue
+        weight = name.removesuffix("_scale")
+        parts = {"data": weight, "scales": name}
+        _need(parts, tensors)
+        rows, columns = _matrix_shape(tensors[weight])
+        if not rows or tensors[weight].dtype != "U8" or prod(info.shape) != 1:
+            raise CheckpointError(f"{weight} and its scale are not stored as ternary weights are")
+        matrices[weight] = _matrix(layout, (4 * rows, columns), parts, 2, columns, _affine_group(columns))
+    if not matrices:
+        raise _unsupported("bitnet with weights that every product rounds, as they are trained")
+    return Foreign("ternary weights (BitNet)", matrices, _dropped(tensors))
 
 
 def _four_bit(tensors: Mapping[str, TensorInfo]) -> Foreign:

@@ -8,6 +8,7 @@
     awq       integers of 4 bits, transposed, in words along N
     packed    integers of 2, 4 or 8 bits, in words along K
     nf4       codes of 4 bits into a table of values, one scale for each block
+    ternary   -1, 0 or 1 in 2 bits, a quarter of the rows in a byte, times one scale; or divided by it: "ternary_over"
 
 A new layout is a row here, a name in `Layout`, and a case of `_converted` in `checkpoint.arrays`. The headers of
 `Foreign.tensors` have to match the arrays that this function returns, as a test compares.
@@ -24,7 +25,7 @@ from msgspec import Struct, field
 
 from headrace.models.checkpoint.shard_header import TensorInfo
 
-Layout = Literal["scaled", "gptq", "awq", "packed", "nf4"]
+Layout = Literal["scaled", "gptq", "awq", "packed", "nf4", "ternary", "ternary_over"]
 # Values that affine groups do not represent exactly are quantized to these bits, in the largest group that fits a row.
 REQUANTIZED_BITS = 8
 REQUANTIZED_GROUPS = (64, 32)

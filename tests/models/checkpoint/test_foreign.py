@@ -11,11 +11,13 @@ from mlx.utils import tree_flatten
 
 from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.cost.costs import checkpoint_cost
 from headrace.models.loading.decoder_choice import network_kind
 from headrace.models.loading.load import load_model
 from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.network import Network
+from tests.parity.record_transformers import RECORDED, weight
 from tests.support.alone import new_cache
 from tests.support.foreign import FORMATS, Tensors, encode, write_pair, write_tensors
 from tests.support.tiny import config_of, load_decoder, random_tensors
@@ -82,6 +84,15 @@ def test_the_description_says_whether_dequantization_is_exact(pair: tuple[str, P
     assert checkpoint.foreign.exact == FORMATS[pair[0]].exact
     assert ("exactly and requantized to 8 bits" in checkpoint.foreign.describe()) != FORMATS[pair[0]].exact
     assert "\n" not in checkpoint.foreign.describe()
+
+
+def test_a_bitnet_answers_as_from_float32(tmp_path: Path) -> None:
+    case = json.loads(RECORDED.read_text())["bitnet"]
+    tensors = {name: weight(name, shape) for name, shape in case["tensors"].items()}
+    foreign, plain = write_pair(tmp_path, tensors, case["config"], FORMATS["bitnet"])
+    network = load_decoder(foreign)
+    assert distance(logits(network), logits(load_decoder(plain))) < 1e-5
+    assert checkpoint_cost(open_checkpoint(foreign)).weight_flops == network.cost.weight_flops
 
 
 def test_a_loaded_model_notes_its_stored_format(tmp_path: Path) -> None:

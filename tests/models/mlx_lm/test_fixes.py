@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_map
@@ -15,7 +14,6 @@ from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.loading.load import _notes
 from headrace.models.mlx_lm import load as mlx_lm_load
-from headrace.models.mlx_lm.fixes import ternary_to_affine
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from tests.support.alone import new_cache
 from tests.support.every_module import VOCAB
@@ -200,21 +198,6 @@ def test_norms_of_mamba_have_the_epsilon_of_the_config(tmp_path: Path) -> None:
         directory = random_model(tmp_path / str(number), {**_config(kind), "layer_norm_epsilon": 0.25})
         model = mlx_lm_load.load(open_checkpoint(directory), mx.DeviceType.cpu)[0]
         assert {norm.eps for norm in (model.backbone.norm_f, *(layer.norm for layer in model.layers))} == {0.25}
-
-
-@pytest.mark.parametrize("inverted", [False, True])
-def test_ternary_layers_are_exact_without_metal(inverted: bool) -> None:
-    from mlx_lm.models.bitlinear_layers import BitLinear
-
-    model = nn.Module()
-    model.layer = BitLinear(64, 8, bias=False, invert_weight_scales=inverted)
-    codes = np.random.default_rng(3).integers(0, 3, (8, 64)).astype(np.uint8)
-    model.layer.weight = mx.array(codes[:2] | codes[2:4] << 2 | codes[4:6] << 4 | codes[6:] << 6)
-    model.layer.weight_scale = mx.array([0.25])
-    ternary_to_affine(model)
-    x = mx.random.normal((3, 64))
-    weight = mx.array(codes.astype(np.float32) - 1) * (4.0 if inverted else 0.25)
-    assert mx.allclose(model.layer(x), x @ weight.T, atol=1e-4)
 
 
 def test_classes_that_need_a_mac_or_a_package_are_refused(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """Ranks of this machine give the tokens of one rank, for every family of the decoder, however it is divided."""
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,9 @@ from headrace.models.registry.resolve import resolve
 from headrace.runtime.ops import native
 from headrace.runtime.ops.kv_format import kv_format
 from tests.models.gguf.build_layered import write_layered
+from tests.parity.record_transformers import RECORDED, weight
 from tests.support import every_module, mlx_lm_models, mtp_models, tiny
+from tests.support.foreign import write_tensors
 from tests.support.rank_process import Ranks, answers, heads
 
 _LONG = [(5 * i) % 90 for i in range(140)]
@@ -117,6 +120,14 @@ def test_layers_that_run_several_times_are_divided_by_heads(two: Ranks, tmp_path
     job = job_of(written(name, tmp_path), environment=_EXACT)
     assert differences(two.ask(**job, kind="tensor", shares=[1, 1]), alone(job)) < 2e-6
     assert two.ask(**job, kind="pipeline", shares=[1, 1])["error"] == "UsageError"
+
+
+def test_norms_inside_of_layers_are_divided_by_layers(two: Ranks, tmp_path: Path) -> None:
+    case = json.loads(RECORDED.read_text())["bitnet"]
+    tensors = {name: (weight(name, shape), "F32") for name, shape in case["tensors"].items()}
+    job = job_of(write_tensors(tmp_path, tensors, case["config"]), environment=_EXACT)
+    assert differences(two.ask(**job, kind="pipeline", shares=[1, 1.2]), alone(job)) == 0
+    assert two.ask(**job, kind="tensor", shares=[1, 1])["error"] == "UsageError"
 
 
 @pytest.mark.parametrize("variant", ["cohere2moe", "smallthinker", "grok-2"])
