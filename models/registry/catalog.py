@@ -47,7 +47,7 @@ class CatalogEntry(Struct, frozen=True, dict=True):
     name: str
     title: str  # for people
     source: Wheel | HubId
-    quantization: str  # one of `_SECTIONS`
+    quantization: str  # of `_STORED`, or a mixed one of `_mixed`
     download_bytes: int
     licence: str
     use: Literal["general", "code"]  # what its makers published it for
@@ -66,7 +66,7 @@ class CatalogEntry(Struct, frozen=True, dict=True):
         """The shape of a decode step, from the config alone."""
         from headrace.models.cost.shape_sources import shape_of_config
 
-        stored = _STORED.get(self.quantization) or _q4_k_m(self.config["num_hidden_layers"])
+        stored = _STORED.get(self.quantization) or _mixed(self.quantization, self.config["num_hidden_layers"])
         shape = shape_of_config({**self.config, **stored}, experts=_EXPERTS.get(self.quantization))
         context = self.card_context or shape.context_length
         return replace(shape, source=f"catalog, {self.quantization}", context_length=context)
@@ -124,19 +124,26 @@ _STORED: Mapping[str, dict[str, Any]] = {
 _EXPERTS: Mapping[str, dict[str, Any]] = {"MXFP4-Q8": {"bits": 4, "group_size": 32, "mode": "mxfp4"}}
 
 
-def _q4_k_m(layers: int) -> dict[str, Any]:
-    """Return the entries of config.json for a GGUF in Q4_K_M, whose scales need float32.
+# Modules of which about half have more bits in a mixed build
+_MORE_BITS = ("self_attn.v_proj", "mlp.down_proj", "mlp.switch_mlp.down_proj", "mlp.shared_experts.down_proj")
 
-    llama.cpp stores the table, and values and down projections of about half the layers, in Q6_K.
+
+def _mixed(quantization: str, layers: int) -> dict[str, Any]:
+    """Return the entries of config.json for a build with 4 and 6 bits.
+
+    llama.cpp and mlx-lm give more bits to the same layers: the first and last eighth, and every third between.
+
+    quantization: `4/6-bit`, of mlx-lm, or `Q4_K_M`, a GGUF, whose scales need float32.
     """
-    six = {"bits": 6, "group_size": 16}
-    section: dict[str, Any] = {"bits": 4, "group_size": 32, "model.embed_tokens": six}
+    is_gguf = quantization == "Q4_K_M"
+    six = {"bits": 6, "group_size": 16 if is_gguf else 64}
+    section: dict[str, Any] = {"bits": 4, "group_size": 32 if is_gguf else 64}
+    section["model.embed_tokens" if is_gguf else "lm_head"] = six
     eighth = layers // 8
     for layer in range(layers):
         if layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2:
-            section[f"model.layers.{layer}.self_attn.v_proj"] = six
-            section[f"model.layers.{layer}.mlp.down_proj"] = six
-    return {"quantization": section, "torch_dtype": "float32"}
+            section |= {f"model.layers.{layer}.{name}": six for name in _MORE_BITS}
+    return {"quantization": section, "torch_dtype": "float32" if is_gguf else "bfloat16"}
 
 
 @cache

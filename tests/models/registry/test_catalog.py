@@ -76,7 +76,7 @@ def test_a_config_has_no_entry_without_a_figure(entry: CatalogEntry) -> None:
     ("name", "parameters"),
     [
         ("lfm2.5-8b-a1b", 8.47e9), ("nemotron-3-nano-30b-a3b", 31.6e9), ("qwen3-coder-next", 79.7e9),
-        ("mistral-small-4-119b", 119e9), ("qwen3.5-122b-a10b", 122e9), ("minimax-m3", 428e9),
+        ("mistral-small-4-119b", 119e9), ("qwen3.5-122b-a10b", 122e9), ("dots.llm1", 142e9), ("minimax-m3", 428e9),
         ("deepseek-v3.1", 671e9), ("deepseek-v3.2", 671e9), ("glm-5", 744e9), ("glm-5.2", 744e9), ("kimi-k2", 1.03e12),
     ],
 )  # fmt: skip
