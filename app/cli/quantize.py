@@ -13,7 +13,7 @@ from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.completion import chip_names, model_names
 from headrace.app.cli.load_for_answers import install_file
 from headrace.app.cli.model_options import json_option
-from headrace.app.cli.say import print_json, say
+from headrace.app.cli.say import checked_json, print_json, say
 
 
 @click.command()
@@ -51,6 +51,8 @@ def quantize(
     from headrace.app.quantize.budget import parse_budget
 
     budget = parse_budget(bits, memory, at_least)
+    if as_json:
+        checked_json([model, str(output)])  # before the work: a path may be no UTF-8
     keep_awake()
     install_file(model, quiet=quiet or as_json, ask=False)
     from headrace.app.quantize.quantize import InterruptedQuantizationError, QuantizeOptions

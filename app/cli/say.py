@@ -40,7 +40,12 @@ def dimmed(text: str, *, err: bool = False) -> str:
 
 
 def print_json(document: object) -> None:
-    """Print `document` and a newline.
+    """Print `document` and a newline. Raises as `checked_json`."""
+    click.echo(checked_json(document))
+
+
+def checked_json(document: object) -> str:
+    """Return `document` as JSON.
 
     Raises UsageError for text that is not UTF-8: Python has lone surrogates for its other bytes, and JSON cannot.
     """
@@ -54,4 +59,4 @@ def print_json(document: object) -> None:
             raise UsageError(
                 f"{before}{after} is not UTF-8, as JSON has to be", "without --json the command prints it"
             ) from None
-    click.echo(text)
+    return text

@@ -19,7 +19,7 @@ from headrace.app.cli.bench.options import BenchOptions, bench_options, chosen_p
 from headrace.app.cli.completion import files
 from headrace.app.cli.load_for_answers import install_file
 from headrace.app.cli.model_options import json_option
-from headrace.app.cli.say import print_json, say
+from headrace.app.cli.say import checked_json, print_json, say
 from headrace.runtime.errors import INTERRUPTED, EngineError, UsageError
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ def bench(ctx: click.Context, /, **options: Any) -> int:
         return 0
     keep_awake()
     given = BenchOptions(**options)
+    if given.as_json:
+        checked_json(given.models)  # before the work: a path may be no UTF-8
     others = given.quality or given.peers or given.profile or given.threads or len(given.models) > 1
     several_formats = given.kv is not None and "," in given.kv
     if given.hosts is not None and (others or several_formats):

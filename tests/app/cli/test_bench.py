@@ -66,6 +66,12 @@ def test_a_profile_of_another_decoder_is_refused_before_measuring(
         run("-m", str(stock), *SHORT, "--profile")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_json_of_a_path_that_is_not_utf_8_is_refused_before_the_work() -> None:
+    with pytest.raises(UsageError, match="is not UTF-8, as JSON has to be"):
+        run("--json", "-m", os.fsdecode(b"./no such folder \xff"))
+
+
 def test_batch_results_and_scaling_are_in_every_output_format(model: Path) -> None:
     arguments = ("-m", str(model), "-p", "0", "-n", "4", "-r", "2", "--batch", "1,3")
     document = json.loads(run(*arguments, "--json").stdout)
