@@ -20,7 +20,7 @@ def typed_command() -> str:
     return shlex.join(["headrace", *words])
 
 
-def json_text(document: object, indent: int | None = 2) -> str:
+def json_text(document: object) -> str:
     """Return the JSON text of a struct or plain values.
 
     Non-ASCII and control characters are escaped: safe for terminals, and the same in any encoding.
@@ -29,9 +29,9 @@ def json_text(document: object, indent: int | None = 2) -> str:
 
     plain = to_builtins(document)
     try:
-        return json.dumps(plain, indent=indent, allow_nan=False)
+        return json.dumps(plain, indent=2, allow_nan=False)
     except ValueError:
-        return json.dumps(finite(plain), indent=indent)
+        return json.dumps(finite(plain), indent=2)
 
 
 def finite(value: object) -> object:

@@ -100,11 +100,10 @@ class SessionStore:
         model: str | None = None,
         system: str = "",
         sampling: Mapping[str, object] | None = None,
-        title: str = "",
     ) -> Session:
         """Create an empty session."""
         now = time.time()
-        new = Session(secrets.token_hex(4), title, now, now, model, system, dict(sampling or {}))
+        new = Session(secrets.token_hex(4), "", now, now, model, system, dict(sampling or {}))
         with self.db.transaction():
             # Left empty by a killed process.
             self.db.run(
@@ -115,7 +114,7 @@ class SessionStore:
                 "sessions",
                 {
                     "id": new.id,
-                    "title": title,
+                    "title": "",
                     "created_at": now,
                     "updated_at": now,
                     "model": model,

@@ -21,7 +21,6 @@ class TreeLine(Struct, frozen=True):
     """A message."""
 
     message: Message
-    depth: int  # number of forks above it
     lead: str  # the graph before it
     shown: bool  # it is on the active branch
 
@@ -29,28 +28,28 @@ class TreeLine(Struct, frozen=True):
 def tree_lines(messages: Sequence[Message], shown: Collection[int]) -> list[TreeLine]:
     """Return one line per message, parents before children, the oldest branch first.
 
-    An only child has its parent's depth; each of several children begins a branch. shown: ids of the active branch.
+    An only child stands below its parent; each of several children begins a branch. shown: ids of the active branch.
     """
     children: dict[int | None, list[Message]] = {}
     for message in messages:
         children.setdefault(message.parent_id, []).append(message)
     lines: list[TreeLine] = []
-    waiting: list[tuple[Message, int, str, str]] = []  # message, depth, lead of its line, lead of those below
+    waiting: list[tuple[Message, str, str]] = []  # message, lead of its line, lead of those below
 
-    def hang(parent: int | None, depth: int, lead: str) -> None:
+    def hang(parent: int | None, lead: str) -> None:
         below = children.get(parent, [])
         if len(below) == 1:
-            waiting.append((below[0], depth, lead, lead))
+            waiting.append((below[0], lead, lead))
             return
         # A stack: the last child first, so that the first is taken from it first.
         corner, stem = "└ ", "  "  # the graph before the child, and before what is below it
         for message in reversed(below):
-            waiting.append((message, depth + 1, lead + corner, lead + stem))
+            waiting.append((message, lead + corner, lead + stem))
             corner, stem = "├ ", "│ "
 
-    hang(None, 0, "")
+    hang(None, "")
     while waiting:
-        message, depth, lead, lead_below = waiting.pop()
-        lines.append(TreeLine(message, depth, lead, message.id in shown))
-        hang(message.id, depth, lead_below)
+        message, lead, lead_below = waiting.pop()
+        lines.append(TreeLine(message, lead, message.id in shown))
+        hang(message.id, lead_below)
     return lines

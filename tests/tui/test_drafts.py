@@ -44,7 +44,7 @@ def test_each_session_has_its_draft_and_a_new_one_takes_it_along(play) -> None:
         await it.ask("first")
         first = it.state.conversation.session.id
         it.prompt.put("to the first")
-        it.state.open_session(it.state.store.create(title="second"))
+        it.state.open_session(it.state.store.rename(it.state.store.create().id, "second"))
         await it.until(lambda: it.prompt.text == "")
         second = it.state.conversation.session.id
         it.prompt.put("to the second")

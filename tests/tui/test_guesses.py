@@ -34,7 +34,6 @@ STEPS = [step(0), step(1), step(2, 4, 4, "ngram"), step(3, 4, 1, "ngram"), step(
 def test_the_figures_of_a_turn_are_those_of_its_steps() -> None:
     found = totals_of(STEPS)
     assert (found.steps, found.tokens, found.proposed, found.accepted) == (4, 9, 10, 5)
-    assert found.acceptance == 0.5
     assert found.tokens_per_second is not None
     assert abs(found.tokens_per_second - 225) < 1e-6
     assert found.nbytes == sum(one.step_bytes for one in STEPS[1:])

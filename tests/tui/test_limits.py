@@ -53,7 +53,6 @@ def test_all_surfaces_have_the_same_limit(compute_flops: float | None, roof: str
     assert metrics.figures.limit is not None
     assert metrics.figures.limit.roof == roof
     assert metrics.figures.roofline_rate == pytest.approx(most, rel=0.01)
-    assert metrics.roofline_rate == pytest.approx(most, rel=0.01)
     point = decode_point(metrics.totals)
     assert point is not None
     assert roofs(machine).limit_of(point).startswith(f"{roof} limits it")
@@ -80,7 +79,7 @@ def test_a_later_measurement_leaves_the_figures_of_an_answer_as_they_are() -> No
     answer(metrics)
 
     def figures() -> list[object]:
-        return [metrics.figures.roofline_rate, metrics.roofline_rate, metrics.mbu, metrics.memory, metrics.limits]
+        return [metrics.figures.roofline_rate, metrics.mbu, metrics.memory, metrics.limits]
 
     before = figures()
     metrics.machine = with_peaks(metrics.machine, 80.0, None, 30.0)

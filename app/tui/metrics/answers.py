@@ -29,13 +29,12 @@ from headrace.app.engine.events import (
 )
 from headrace.app.tui.metrics.rates import NOW_S, StepTotals
 from headrace.runtime.metrics.cost import StepCost
-from headrace.runtime.metrics.telemetry import Percentiles, PoolStats, StepRecord
+from headrace.runtime.metrics.telemetry import PoolStats, StepRecord
 
 RowPhase = Literal["waiting", "prefill", "decode", "preempted", "done", "stopped", "failed"]
 
 OVER: tuple[RowPhase, ...] = ("done", "stopped", "failed")  # phases of answers that have ended
 STEPS_KEPT = 4096  # that the chart can look back on
-_LATENCIES = 256  # steps of a sequence that its ITL is of
 _WORDS = 120  # characters of a text's end
 _ANY = 0  # stands for the id of a turn's only answer
 
@@ -56,7 +55,6 @@ class AnswerRow(Struct):
     ttft_s: time to first token; None before it.
     records: the latest steps.
     totals: of all steps.
-    latencies_s: inter-token latencies of the latest steps.
     words: the end of its text, as the model generated it.
     """
 
@@ -69,7 +67,6 @@ class AnswerRow(Struct):
     ttft_s: float | None = None
     records: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
     totals: StepTotals = field(default_factory=StepTotals)
-    latencies_s: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
     words: str = ""
 
     @property
@@ -77,10 +74,6 @@ class AnswerRow(Struct):
         """Seconds of decode steps that `records` no longer has."""
         kept_s = sum(record.latency_s for record in self.records if record.index)
         return max(0.0, self.totals.seconds - kept_s)
-
-    @property
-    def itl(self) -> Percentiles | None:
-        return Percentiles.of(self.latencies_s)
 
     def prefilled(self, done: int, total: int, reused: int) -> None:
         """Note the progress of the prefill; see `Prefill`."""
@@ -93,13 +86,12 @@ class AnswerRow(Struct):
         for record in records:
             self.records.append(record)
             self.tokens += record.tokens
-            self.latencies_s.extend(record.itl_s)
             self.totals.add(record, cost)
 
     def copy(self) -> "AnswerRow":
         """Return a copy that later steps do not change."""
         records = self.records.copy()
-        return replace(self, records=records, totals=replace(self.totals), latencies_s=self.latencies_s.copy())
+        return replace(self, records=records, totals=replace(self.totals))
 
 
 class TurnAnswers:
@@ -125,7 +117,6 @@ class TurnAnswers:
         self._max_rows = max_rows
         self.batches: deque[int] = deque(maxlen=STEPS_KEPT)
         self.blocks: PoolStats | None = None  # of the K/V pool; None without one
-        self.pool_bytes = 0
         self.kv_used_bytes = 0  # reserved by the answers
         self.kv_room_bytes = 0  # that may be reserved
         self.weight_bytes = 0  # of a step
@@ -270,7 +261,6 @@ class TurnAnswers:
                 row.phase = state
         self.batches.extend(served.batches)
         self.blocks = served.blocks
-        self.pool_bytes = served.pool_bytes
         self.kv_used_bytes = served.kv_used_bytes
         self.kv_room_bytes = served.kv_room_bytes
         count = TokenCount(served.at, served.tokens)

@@ -64,9 +64,7 @@ class TurnFigures(Struct, frozen=True):
     reused_tokens: int
     completion_tokens: int
     ttft_s: float | None
-    prefill_tokens_per_second: float | None
     tokens_per_second: float | None
-    achieved_gb_s: float | None
     finish_reason: str
     mbu: float | None = None
     busy: bool = False
@@ -80,9 +78,7 @@ class TurnFigures(Struct, frozen=True):
             reused_tokens=summary.reused_tokens,
             completion_tokens=summary.completion_tokens,
             ttft_s=summary.ttft_s,
-            prefill_tokens_per_second=summary.prefill_tokens_per_second,
             tokens_per_second=summary.decode_tokens_per_second,
-            achieved_gb_s=summary.achieved_gb_s,
             finish_reason=reason,
             mbu=summary.mbu,
             busy=summary.busy,

@@ -54,7 +54,6 @@ from headrace.app.tui.metrics.figures import MIN_STEPS, Parts, StepTimes, Trail,
 from headrace.app.tui.metrics.history import DecodeHistory
 from headrace.app.tui.metrics.rates import StepTotals, current_totals
 from headrace.app.tui.metrics.turn_energy import TurnEnergy
-from headrace.runtime.metrics.cost import step_limit
 from headrace.runtime.metrics.telemetry import MBU, Percentiles, StepRecord, Summary, mbu
 
 if TYPE_CHECKING:  # the chat's first frame does not import them
@@ -480,19 +479,6 @@ class LiveMetrics:
         """MBU over the steps of `totals`, also where other programs slow them down."""
         return mbu(self.achieved_gb_s, self.limits.memory_gb_s, self.limits.measured_gb_s)
 
-    @property
-    def roofline_rate(self) -> float | None:
-        """Tokens per second at one token a step, at most: by the measured bandwidth and arithmetic."""
-        last = self.last
-        machine = self.limits
-        cost = self.model.cost
-        if last is None or cost is None or not machine.measured_gb_s:
-            return None
-        past = last.context - 1
-        nbytes = cost.step_bytes(past)
-        flops = cost.step_flops(past)
-        return 1 / step_limit(nbytes, flops, machine.measured_gb_s * 1e9, machine.flops_per_second).seconds
-
     @cached_property
     def latencies(self) -> Percentiles | None:
         """Percentiles of `latency_steps`."""
@@ -525,9 +511,7 @@ class LiveMetrics:
             reused_tokens=answer.reused,
             completion_tokens=answer.tokens,
             ttft_s=self.ttft_s,
-            prefill_tokens_per_second=None,
             tokens_per_second=self.rate_average,
-            achieved_gb_s=answer.totals.achieved_gb_s,
             finish_reason=self.phase,
             mbu=self.mbu_average,
             busy=self.busy,

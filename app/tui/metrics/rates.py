@@ -61,11 +61,6 @@ class StepTotals(Struct):
     def achieved_gb_s(self) -> float | None:
         return self.nbytes / self.seconds / 1e9 if self.seconds > 0 else None
 
-    @property
-    def acceptance(self) -> float | None:
-        """Accepted draft tokens per verified one."""
-        return self.accepted / self.proposed if self.proposed else None
-
 
 def flops_of(step: StepRecord, cost: StepCost) -> int:
     """Return the FLOPs of a step: all its rows, rejected draft tokens included."""

@@ -296,7 +296,7 @@ def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
 
 
 def test_a_document_after_other_output_is_found(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(f"some noise\n{json_text(DOCUMENT, indent=None)}\n")
+    (tmp_path / "a.json").write_text(f"some noise\n{json.dumps(json.loads(json_text(DOCUMENT)))}\n")
     assert read_document(tmp_path / "a.json").created == DOCUMENT.created
 
 

@@ -335,7 +335,7 @@ def test_values_are_completed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert completed("sessions", "show", "") == []
     assert list(tmp_path.iterdir()) == [tmp_path / "notes.txt"]  # a Tab creates nothing
     store = SessionStore()
-    kept = store.create(title="two\nlines")
+    kept = store.rename(store.create().id, "two\nlines")
     store.add(kept.id, None, "user", "hi")
     store.close()
     for before in (["sessions", "show"], ["sessions", "rm"], ["run", "--resume"], ["chat", "--resume"]):

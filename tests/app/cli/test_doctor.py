@@ -298,7 +298,7 @@ def test_settings_sessions_and_models_are_looked_at(quick: Path) -> None:
     assert state["user_files"] == {"settings": "no file: defaults apply", "sessions": "none yet", "models": "none yet"}
     write_default()
     store = SessionStore()
-    store.create(title="a chat")
+    store.create()
     store.close()
     install(Store(quick / "data" / "models"))
     shown = CliRunner().invoke(doctor).stdout

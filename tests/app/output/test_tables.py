@@ -115,7 +115,8 @@ def test_fit_chips_and_models_list_keep_theirs(terminal: Any, width: int, monkey
 @pytest.mark.parametrize("width", WIDTHS)
 def test_sessions_list_keeps_ids_and_most_of_the_title(terminal: Any, width: int) -> None:
     store = SessionStore()
-    made = store.create(title="A long conversation about water mills and the channels that feed them", model="a/model")
+    made = store.create(model="a/model")
+    store.rename(made.id, "A long conversation about water mills and the channels that feed them")
     store.add(made.id, None, "user", "How does a mill wheel work?")
     store.close()
     (shown,) = terminal(width, sessions, "list")

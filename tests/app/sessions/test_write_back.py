@@ -21,8 +21,8 @@ def texts(store: SessionStore, session: str) -> list[str]:
 
 def test_unsaved_messages_are_merged_with_other_changes(path: Path) -> None:
     with closing(SessionStore(path)) as store:
-        old = store.create(title="old").id
-        untouched = store.create(title="untouched").id
+        old = store.rename(store.create().id, "old").id
+        untouched = store.create().id
         store.add(untouched, None, "user", "as it was")
         question = store.add(old, None, "user", "one")
         answer = store.begin_answer(old, question.id, "m")
@@ -38,7 +38,7 @@ def test_unsaved_messages_are_merged_with_other_changes(path: Path) -> None:
         store.activate(answer)
         follow = store.add(old, answer.id, "user", "two")
         assert follow.id == theirs.id
-        new = store.create(title="new", system="Be brief.").id
+        new = store.create(system="Be brief.").id
         store.add(new, None, "user", "three")
         store.set_prompt_from(old, follow.id, "a summary")
         assert store.save_again()

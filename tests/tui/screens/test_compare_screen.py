@@ -370,8 +370,8 @@ def test_the_compare_screen_matches_its_snapshot(play, tmp_path, size: tuple[int
 def test_both_sides_draw_the_mbu_bar_or_neither(width: int) -> None:
     lines = FigureLines(LiveMetrics())
     drawn = []
-    uncached = TurnFigures(1, 33, 0, 9, 0.05, None, 80.0, None, "stop", mbu=0.4)
-    cached = TurnFigures(1, 12_000, 11_264, 9, 12.25, None, 80.0, None, "stop", mbu=0.4)
+    uncached = TurnFigures(1, 33, 0, 9, 0.05, 80.0, "stop", mbu=0.4)
+    cached = TurnFigures(1, 12_000, 11_264, 9, 12.25, 80.0, "stop", mbu=0.4)
     for turn in (uncached, cached):
         lines._figures = turn
         drawn.append(lines.lines(lines.metrics, width, 4)[1].plain)
