@@ -9,11 +9,9 @@ turn of `headrace top`. tests/tui/test_several_metrics.py guards this.
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from copy import copy
 from typing import Literal, NamedTuple
 
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from headrace.app.engine.events import (
     Abandoned,
@@ -87,11 +85,6 @@ class AnswerRow(Struct):
             self.records.append(record)
             self.tokens += record.tokens
             self.totals.add(record, cost)
-
-    def copy(self) -> "AnswerRow":
-        """Return a copy that later steps do not change."""
-        records = self.records.copy()
-        return replace(self, records=records, totals=replace(self.totals))
 
 
 class TurnAnswers:
@@ -272,17 +265,6 @@ class TurnAnswers:
         self._counts.append(count)
         while len(self._counts) > 2 and count.at - self._counts[1].at >= NOW_S:
             self._counts.popleft()
-
-    def copy(self) -> "TurnAnswers":
-        """Return a copy that later events do not change."""
-        other = copy(self)
-        vars(other).update(
-            _rows={generation: row.copy() for generation, row in self._rows.items()},
-            _totals=replace(self._totals),
-            _counts=self._counts.copy(),
-            batches=self.batches.copy(),
-        )
-        return other
 
 
 def _rate(since: TokenCount, now: TokenCount) -> float | None:

@@ -10,7 +10,6 @@ Guard: tests/tui/test_charts.py.
 
 from collections import deque
 from collections.abc import Iterable
-from copy import deepcopy
 
 from headrace.runtime.metrics.telemetry import StepRecord
 
@@ -74,9 +73,6 @@ class DecodeHistory:
         if not self.samples:
             return None
         return sum(self.samples) / len(self.samples)
-
-    def copy(self) -> "DecodeHistory":
-        return deepcopy(self)
 
     def _sample(self) -> None:
         """Append a sample of the steps since the last one."""

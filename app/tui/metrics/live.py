@@ -1,13 +1,12 @@
 """Live metrics of the decode view, gathered from engine events. No widgets.
 
-`version` grows with every change, so that views redraw only then; `frozen()` is a copy. Bytes are computed from shapes
-(see `runtime.metrics.telemetry`); times are seconds.
+`version` grows with every change, so that views redraw only then; `frozen()` is a deep copy. Bytes are computed from
+shapes (see `runtime.metrics.telemetry`); times are seconds.
 
 The poller feeds it (`take`, `set_load`, `set_context`); sections and meters read its properties and change nothing. A
 figure is computed in one property here, from `StepTotals` or the functions of `figures.py`, for all that show it. New
-state of a turn has to be reset in `_forget_turn`, and copied in `frozen` if it is changed in place. Exceptions have
-their reasons in `__init__`: `reuse` and `_prefill` are not reset, `_since_sample` is not copied.
-tests/tui/test_parts.py lists what outlives a turn, and fails for any other.
+state of a turn has to be reset in `_forget_turn`. Exceptions have their reasons in `__init__`: `reuse` and `_prefill`
+are not reset. tests/tui/test_parts.py lists what outlives a turn, and fails for any other.
 
 Guards: tests/tui/test_charts.py, test_step_streams.py and test_several_metrics.py, too.
 """
@@ -100,9 +99,7 @@ class LiveMetrics:
         """Tokens of the conversation, in the cache or not."""
         self.busy_steps: deque[StepRecord] = deque(maxlen=STEPS_KEPT)
         """Steps while other programs used the CPUs."""
-        self._since_sample: deque[StepRecord] = deque(maxlen=STEPS_KEPT)
-        # Steps since the latest sample of the load. A frozen copy shares them: only `set_load` reads them, and nobody
-        # calls that on a copy.
+        self._since_sample: deque[StepRecord] = deque(maxlen=STEPS_KEPT)  # steps since the latest sample of the load
         self.trail = Trail()
         self._final: Summary | None = None  # of the turn, once it is over
         self._machine_at_end: MachineFacts | None = None  # once the turn is over: its limits no longer change
@@ -519,16 +516,7 @@ class LiveMetrics:
 
     def frozen(self) -> "LiveMetrics":
         """Return a copy that later events do not change."""
-        copy = LiveMetrics()
-        copy.__dict__.update(self.__dict__)
-        copy.answers = self.answers.copy()
-        copy.busy_steps = deque(self.busy_steps, maxlen=STEPS_KEPT)
-        copy.trail = deepcopy(self.trail)
-        copy.energy = deepcopy(self.energy)
-        copy.texts = list(self.texts)
-        copy.turns = list(self.turns)
-        copy.history = self.history.copy()
-        return copy
+        return deepcopy(self)  # tens of milliseconds for thousands of steps, once per key
 
 
 _CACHED = [name for name, value in vars(LiveMetrics).items() if isinstance(value, cached_property)]
