@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from headrace.app.chat import download_plan
 from headrace.app.engine.events import Event, LoadProgress
-from headrace.app.tui.transcript.download import DownloadProgress, failure_lines
+from headrace.app.tui.screens.model_loading import DownloadProgress
+from headrace.app.tui.screens.welcome import failure_lines
 from headrace.models.registry.import_gguf import copy_bytes, open_gguf
 from headrace.models.registry.resolve import resolve
 from tests.app.scripted_engine import CARD, ScriptedEngine

@@ -29,10 +29,10 @@ from headrace.app.tui.screens.dialogs import Choose, ask_unasked
 from headrace.app.tui.screens.model_loading import ModelLoading
 from headrace.app.tui.screens.notices import Notice, QueuedMessages, notice_of
 from headrace.app.tui.screens.prompt_prefetch import PromptPrefetch
+from headrace.app.tui.screens.welcome import welcome_lines
 from headrace.app.tui.transcript.context_mark import MARK
 from headrace.app.tui.transcript.shown_branch import ShownBranch
 from headrace.app.tui.transcript.transcript import Transcript
-from headrace.app.tui.transcript.welcome import welcome_lines
 from headrace.app.tui.widgets.status_bar import StatusBar
 from headrace.runtime.errors import HeadraceError
 

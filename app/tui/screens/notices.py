@@ -16,7 +16,7 @@ from textual.widgets import Static
 from headrace.app.answer.repetition import REPEATS
 from headrace.app.chat.conversation import Conversation
 from headrace.app.output.sanitise import sanitise
-from headrace.app.tui.transcript.download import DownloadProgress
+from headrace.app.tui.screens.model_loading import DownloadProgress
 
 _QUEUE_LINES = 3  # shown of the messages that wait
 _NOTICE_LINES = 5  # more are cut off, which shows; `max-height` in headrace.tcss

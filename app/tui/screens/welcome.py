@@ -2,7 +2,8 @@
 
 `ChatView` gives the lines to `Transcript.welcome`, which centres them. Names come from catalogs and files, so they are
 sanitised here.
-tests/tui/test_sample_model.py guards this.
+
+Guards: tests/tui/test_sample_model.py and test_first_download.py.
 """
 
 from textual.content import Content
@@ -11,7 +12,7 @@ from headrace.app.engine.client import ChatEngine
 from headrace.app.output.sanitise import sanitise
 from headrace.app.predict.uses import STAR, Recommendation
 from headrace.app.sessions.records import Session
-from headrace.app.tui.transcript.download import DownloadProgress, failure_lines
+from headrace.app.tui.screens.model_loading import DownloadProgress
 from headrace.runtime.metrics.units import format_bytes
 
 # Water that runs above the name and falls at its end. The name has as many cells as the first line has waves.
@@ -63,6 +64,22 @@ def welcome_lines(
     ):
         lines.append(Content.assemble((f"{key:>7}", "bold $text-accent"), (f"  {text}", "$quiet")))
     return logo, lines
+
+
+def failure_lines(name: str, why: str, *, is_remote: bool = False) -> list[Content]:
+    """Return the lines for a model that could not be loaded; is_remote: a server's, which stays."""
+    lines = [
+        Content.assemble(("✗ ", "$text-error"), (f"{sanitise(name)} could not be loaded", "bold $text-error")),
+        Content(sanitise(why)),
+        Content(""),
+    ]
+    ways = [("F8", "tries again")]
+    if is_remote:
+        ways.append(("Ctrl+Q", "quits"))
+    else:
+        ways.append(("F5", "picks another; installed ones need no network"))
+        ways.append(("Ctrl+Q", "quits; `headrace -m FILE.gguf` needs no hub"))
+    return lines + [Content.assemble((f"{key:>6}", "bold $text-accent"), (f" {text}", "$quiet")) for key, text in ways]
 
 
 def _sample_lines(recommended: Recommendation | None) -> list[Content]:
