@@ -488,7 +488,8 @@ class Conversation:
             self._ask_to_trim(tokens, turn.answer, during_answer=True, last_turn_fits=done.last_turn_fits)
 
     def _context_full(self, turn: Turn, full: ContextFull) -> None:
-        if turn.summarising and (question := self.trimming.question) is not None:  # there are other choices
+        question = self.trimming.question
+        if turn.summarising and question is not None:  # there are other choices
             self.trimming.question = replace(question, choices=("drop", "new"))
             self.notice = "the older turns are too long to be summarised"
         elif turn.dropping:

@@ -205,11 +205,13 @@ class HeadraceApp(InputMethodCursor, ThemedApp):
         self.state.time_all_steps(not self.state.times_all_steps)
 
     def action_decode_view(self) -> None:
-        if not isinstance(self.screen, DecodeScreen) and (chat := self.poller.chat) is not None:
-            state = self.state
-            view = chat.view
-            line = AskLine(view.prompt, chat.send, usable=state.comparison is None and view.editing is None)
-            self.push_screen(DecodeScreen(state.shown_metrics, state.status, line, frozen=state.frozen is not None))
+        chat = self.poller.chat
+        if chat is None or isinstance(self.screen, DecodeScreen):
+            return
+        state = self.state
+        view = chat.view
+        line = AskLine(view.prompt, chat.send, usable=state.comparison is None and view.editing is None)
+        self.push_screen(DecodeScreen(state.shown_metrics, state.status, line, frozen=state.frozen is not None))
 
     def action_help_quit(self) -> None:
         """Replace textual's hint for Ctrl+C, which names another key."""

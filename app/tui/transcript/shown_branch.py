@@ -72,7 +72,10 @@ class ShownBranch:
             message_states[-1] = MessageState(last.branch, last.branches, last.sent, growing=True, waiting=waiting)
         if drafts:
             for index, message in enumerate(self._messages):
-                if message.role == "assistant" and message.id > 0 and (marks := self._marks(conversation, message)):
+                if message.role != "assistant" or message.id <= 0:  # a question, or a stand-in
+                    continue
+                marks = self._marks(conversation, message)
+                if marks:
                     message_states[index] = replace(message_states[index], drafts=marks)
         return message_states
 
