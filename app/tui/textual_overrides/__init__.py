@@ -22,5 +22,5 @@ none has room, or after the palette closed. Correctness.
 `partial_repaint`: replaces the screen's `Compositor` and shortens the way of a change to the terminal. Speed; measured
 with `tests.bench.ui_tax` and `tests.bench.text_flow`.
 
-`app.tui.widgets.line_strip`, for speed too, uses textual's documented parts only.
+`line_strip` in `app.tui.widgets.lines`, for speed too, uses textual's documented parts only.
 """

@@ -14,7 +14,7 @@ from textual.style import Style
 from textual.widget import Widget
 
 from headrace.app.tui.transcript.entry import ShownRow
-from headrace.app.tui.widgets.line_strip import line_strip
+from headrace.app.tui.widgets.lines import line_strip
 
 GUTTER = 3  # cells left of the text: the selection mark and air
 _THUMB = Content.styled("▐", "$scrollbar")

@@ -15,7 +15,7 @@ from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import Widget
 
-from headrace.app.tui.widgets.line_strip import line_strip
+from headrace.app.tui.widgets.lines import line_strip
 
 _KEY = "bold $footer-key-foreground on $footer-key-background"
 _TEXT = "$footer-description-foreground on $footer-description-background"

@@ -12,15 +12,16 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 
 from rich.cells import cell_len
+from rich.segment import Segment
 from textual.color import Color
 from textual.content import Content
 from textual.geometry import Region
 from textual.strip import Strip
+from textual.style import Style
 from textual.widget import Widget
 
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.textual_overrides.partial_repaint import repaint, repaint_subtitle
-from headrace.app.tui.widgets.line_strip import line_strip
 
 LONGEST_LINE = 120
 """Cells of the chat's text; longer lines are hard to read."""
@@ -33,6 +34,30 @@ Piece = str | tuple[str, str]
 """Text, or text and its style."""
 
 _EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
+
+
+def line_strip(widget: Widget, content: Content, width: int, ground: Color | None = None) -> Strip:
+    """Draw one line of exactly `width` cells, padded or cut, without textual's wrapping, aligning and measuring.
+
+    ground: the widget's background, for the terminal's colour filters; None: textual applies them.
+    """
+    base = widget.visual_style
+    segments = [Segment(text, style.rich_style) for text, style in content.render(base, "", _style)]
+    cells = content.cell_length
+    if cells < width:
+        rest = " " * (width - cells)
+        if segments and segments[-1].style is base.rich_style:  # fewer bytes for the terminal
+            rest = segments.pop().text + rest
+        segments.append(Segment(rest, base.rich_style))
+    if ground is not None:
+        for line_filter in widget.get_line_filters():
+            segments = line_filter.apply(segments, ground)
+    return Strip(segments, max(cells, width)).crop(0, width)
+
+
+def _style(name: str | Style) -> Style:
+    """Return a style of a content's span, which may be a name such as `bold $primary`."""
+    return name if isinstance(name, Style) else Style.parse(name)
 
 
 class Lines(Widget):
