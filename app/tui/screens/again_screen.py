@@ -19,11 +19,11 @@ from textual.widgets import Static
 
 from headrace.app.chat.parallel_answers import ParallelAnswer
 from headrace.app.output.sanitise import safe_line
-from headrace.app.tui.screens.chat_keys import SCROLL_KEYS
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.message_actions import copy_selection
 from headrace.app.tui.screens.notices import Notice
 from headrace.app.tui.screens.parallel_screen import AnswerPane, ParallelScreen
+from headrace.app.tui.transcript.transcript import SCROLL_KEYS
 from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.runtime.metrics.units import three_digits
 

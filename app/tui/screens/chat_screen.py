@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.geometry import Size
 from textual.screen import Screen
@@ -22,13 +22,12 @@ from headrace.app.tui.input.completion import CompletionMenu
 from headrace.app.tui.input.prompt import Prompt
 from headrace.app.tui.input.search_bars import FindBar, HistoryBar, SearchBar
 from headrace.app.tui.screens.chat_actions import ChatActions
-from headrace.app.tui.screens.chat_keys import CHAT_KEYS, SCROLL_KEYS, scroll
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.chat_view import ChatView
 from headrace.app.tui.screens.message_actions import copy_selection
 from headrace.app.tui.screens.notices import Notice, QueuedMessages
 from headrace.app.tui.textual_overrides.partial_repaint import use_partial_repaint
-from headrace.app.tui.transcript.transcript import Transcript
+from headrace.app.tui.transcript.transcript import SCROLL_KEYS, Transcript
 from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.app.tui.widgets.status_bar import StatusBar
 from headrace.runtime.errors import HeadraceError
@@ -37,7 +36,33 @@ from headrace.runtime.errors import HeadraceError
 class ChatScreen(Screen[None]):
     """One conversation."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [*SCROLL_KEYS, *CHAT_KEYS]
+    # In the order of the key bar. `do('NAME')` carries out a slash command. A new key needs a line of the help screen
+    # (`_KEYS` there) and of docs/chat.md, too.
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *SCROLL_KEYS,
+        Binding("escape", "stop", "Stop", key_display="Esc"),
+        Binding("escape", "leave_edit", "Leave edit", key_display="Esc"),
+        Binding("ctrl+c", "interrupt", "Stop", show=False),
+        Binding("f8", "do('restart')", "Restart engine", key_display="F8"),
+        Binding("f1", "app.show_keys", "Help", key_display="F1"),
+        Binding("f2", "app.decode_view", "Decode", key_display="F2"),
+        Binding("f3", "panel", "Panel", key_display="F3"),
+        Binding("f4", "do('sessions')", "Sessions", key_display="F4"),
+        Binding("f5", "do('model')", "Model", key_display="F5"),
+        Binding("f6", "do('set')", "Settings", key_display="F6"),
+        Binding("f7", "app.freeze", "Freeze", show=False),
+        Binding("f9", "do('editor')", "Editor", show=False),
+        Binding("ctrl+b", "do('regen')", "Again"),
+        Binding("ctrl+r", "search_history", "Search the history", show=False),
+        Binding("ctrl+s", "do('compare')", "Compare", show=False),
+        Binding("ctrl+g", "do('continue')", "Continue", show=False),
+        Binding("ctrl+n", "do('new')", "New", show=False),
+        Binding("ctrl+o", "do('copy')", "Copy", show=False),
+        Binding("ctrl+t", "do('think')", "Thinking", show=False),
+        Binding("f12", "do('guesses')", "Draft tokens", key_display="F12", show=False),
+        Binding("ctrl+up", "to_transcript", "Messages", show=False),
+        Binding("ctrl+f", "do('find')", "Find", show=False, priority=True),
+    ]
     AUTO_FOCUS = "Prompt"
 
     def __init__(self, state: ChatState) -> None:
@@ -137,7 +162,7 @@ class ChatScreen(Screen[None]):
             self.state.notify("the history is empty")
 
     def action_scroll_text(self, where: str) -> None:
-        scroll([self.view.transcript], where)
+        self.view.transcript.scroll_text(where)
 
     def action_panel(self) -> None:
         """Step to the panel's next width."""

@@ -26,12 +26,12 @@ from headrace.app.sessions.records import Draft, joined
 from headrace.app.tui.decode.machine import contention_text
 from headrace.app.tui.input.completion import CompletionMenu
 from headrace.app.tui.input.prompt import Prompt
-from headrace.app.tui.screens.chat_keys import SCROLL_KEYS
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.dialogs import Choose
 from headrace.app.tui.screens.message_actions import copy_selection
 from headrace.app.tui.screens.notices import Notice, QueuedMessages
 from headrace.app.tui.screens.parallel_screen import AnswerPane, ParallelScreen
+from headrace.app.tui.transcript.transcript import SCROLL_KEYS
 from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.runtime.errors import HeadraceError, UsageError
 

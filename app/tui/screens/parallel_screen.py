@@ -28,7 +28,6 @@ from headrace.app.sessions.records import Draft, Message
 from headrace.app.tui.metrics.facts import TurnFigures, stored_turns
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.metrics.rates import totals_of
-from headrace.app.tui.screens.chat_keys import scroll
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.notices import Notice
 from headrace.app.tui.single_dismissal import SingleDismissal
@@ -342,7 +341,8 @@ class ParallelScreen(SingleDismissal, Screen[Draft]):
             pane.transcript.show_thinking = not pane.transcript.show_thinking
 
     def action_scroll_text(self, where: str) -> None:
-        scroll([pane.transcript for pane in self.scrolled], where)
+        for pane in self.scrolled:
+            pane.transcript.scroll_text(where)
 
     def leave(self, side: "ParallelAnswer | None") -> None:
         """Return to the chat with this answer; None: as before. After an error the screen stays open."""

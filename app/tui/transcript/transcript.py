@@ -41,6 +41,15 @@ _FAST = 2  # lines between two layouts, from which on room is left for the next 
 _ROOM_SHARE = 4  # the room is a fourth of the height at most
 _MORE_BELOW = "↓ new text below: Ctrl+End"
 
+SCROLL_KEYS: list[BindingType] = [
+    Binding("pageup", "scroll_text('page_up')", "Page up", show=False, priority=True),
+    Binding("pagedown", "scroll_text('page_down')", "Page down", show=False, priority=True),
+    Binding("ctrl+home", "scroll_text('start')", "Top", show=False, priority=True),
+    Binding("ctrl+end", "scroll_text('end')", "End", show=False, priority=True),
+    Binding("ctrl+l", "app.redraw", "Redraw", show=False, priority=True),
+]
+"""For a screen whose `action_scroll_text` calls `Transcript.scroll_text`."""
+
 
 class Transcript(Widget, can_focus=True):
     """Shows messages; `show` brings it up to date."""
@@ -170,6 +179,17 @@ class Transcript(Widget, can_focus=True):
     def scroll_pages(self, by: int) -> None:
         """Scroll by pages of the height less two lines."""
         self.scroll_lines(by * max(1, self.size.height - 2))
+
+    def scroll_text(self, where: str) -> None:
+        """Scroll as a key of SCROLL_KEYS asks: `page_up`, `page_down`, `start` or `end`."""
+        if where == "page_up":
+            self.scroll_pages(-1)
+        elif where == "page_down":
+            self.scroll_pages(1)
+        elif where == "start":
+            self.action_to_start()
+        else:
+            self.to_end()
 
     def to_end(self) -> None:
         """Go to the end and follow it."""
