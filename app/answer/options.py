@@ -55,8 +55,10 @@ class ThinkingValue(Struct, frozen=True):
             # Nine digits are more than any context; `int` of a text of thousands would take long.
             is_budget = value.isascii() and value.isdigit() and len(value) < 10
             value = int(value) if is_budget else 0
-        if isinstance(value, Integral) and (tokens := int(value)) > 0:
-            return tokens
+        if isinstance(value, Integral):
+            tokens = int(value)
+            if tokens > 0:
+                return tokens
         raise ValueError(str(self))
 
     def __str__(self) -> str:

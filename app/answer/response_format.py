@@ -36,8 +36,11 @@ def format_options(body: Body) -> dict[str, object]:
 def _options_by_field(body: Body) -> dict[str, dict[str, object]]:
     """Return the options that each field asks for, without fields that ask for none."""
     asked: dict[str, dict[str, object]] = {}
-    if body.get("response_format") is not None and (options := read_response_format(body["response_format"])):
-        asked["response_format"] = options
+    response_format = body.get("response_format")
+    if response_format is not None:
+        options = read_response_format(response_format)
+        if options:  # none for text
+            asked["response_format"] = options
     for key, value in mapping(body, "structured_outputs").items():
         if value is not None:
             asked[f"structured_outputs.{key}"] = _structured(key, value)

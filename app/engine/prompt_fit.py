@@ -38,7 +38,8 @@ class PromptFit:
         prompt = self._encode(command)
         if len(prompt) <= self.longest:
             return prompt
-        if command.drop_oldest and (starts := _turn_starts(command.messages)):
+        starts = _turn_starts(command.messages)
+        if command.drop_oldest and starts:
             # The fewest turns to drop: prompts get shorter with each, so a binary search finds the first that fits. If
             # none does, only the last turn stays, which may take all of the room.
             limit = self._limit * _FILL_AFTER_DROP
