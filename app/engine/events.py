@@ -6,9 +6,9 @@ them: sanitise them before drawing (`app.output.sanitise`).
 
 In the engine process `host.py` makes them (with `outbox.py`, `prompt_fit.py` and `batch_monitor.py`), and so do
 `idle_work.py` and `process.py`. Outside it, `client.py` and `link.py` make those of an engine that has ended or was
-stopped, `remote.py` and `remote_answer.py` those of a server elsewhere. `telemetry.py` writes some as JSON and makes
-them from it again, for `headrace top` and for a chat with --connect; the chat's `model_loading.py` makes LoadProgress
-of PullProgress. The chat, the server's forms, its metrics and telemetry read them.
+stopped, `remote.py` those of a server elsewhere. `telemetry.py` writes some as JSON and makes them from it again, for
+`headrace top` and for a chat with --connect; the chat's `model_loading.py` makes LoadProgress of PullProgress. The
+chat, the server's forms, its metrics and telemetry read them.
 
 A new event is a class here, in one of the unions at the end; readers that do not know it ignore it.
 
