@@ -22,7 +22,6 @@ class MachineFacts(Struct, frozen=True):
 
     name: str = ""
     backend: str = ""  # "cpu", "metal" or "cuda"
-    memory_bytes: int | None = None
     measured_gb_s: float | None = None  # peak bandwidth
     memory_gb_s: float | None = None  # the latest reading without other load, with which MBU compares
     nominal_gb_s: float | None = None  # bandwidth by the vendor
@@ -211,7 +210,6 @@ def facts(card: ModelCard) -> tuple[ModelFacts, MachineFacts]:
     return model, MachineFacts(
         name=machine.device_name,
         backend=machine.backend,
-        memory_bytes=machine.memory_bytes,
         measured_gb_s=card.peak.gb_s if card.peak else None,
         nominal_gb_s=nominal / 1e9 if nominal else None,
         compute_flops=card.compute_flops,

@@ -260,12 +260,7 @@ class Trail:
         self._seconds = 0.0
 
     def add(self, totals: StepTotals) -> None:
-        """Take in the turn's totals; smaller ones than before are of another turn."""
-        if totals.seconds < self._seconds:
-            self.points.clear()
-            self._flops = 0.0
-            self._bytes = 0.0
-            self._seconds = 0.0
+        """Take in the turn's totals, which only grow."""
         if totals.seconds - self._seconds < self.EVERY_S:
             return
         point = RooflinePoint.of(

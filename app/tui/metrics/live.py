@@ -5,8 +5,8 @@ shapes (see `runtime.metrics.telemetry`); times are seconds.
 
 The poller feeds it (`take`, `set_load`, `set_context`); sections and meters read its properties and change nothing. A
 figure is computed in one property here, from `StepTotals` or the functions of `figures.py`, for all that show it. New
-state of a turn has to be reset in `_forget_turn`. Exceptions have their reasons in `__init__`: `reuse` and `_prefill`
-are not reset. tests/tui/test_parts.py lists what outlives a turn, and fails for any other.
+state of a turn is set in `_begin_turn`, all other state in `__init__`. tests/tui/test_parts.py lists what outlives a
+turn, and fails for any other.
 
 Guards: tests/tui/test_charts.py, test_step_streams.py and test_several_metrics.py, too.
 """
@@ -82,35 +82,41 @@ class LiveMetrics:
         self.model = ModelFacts()
         self.load_stage = ""
         self.load_share: float | None = None
-        self.answers = TurnAnswers()
-        """The answers of the latest turn."""
-        self.first_token: FirstToken | None = None
-        self._prefill = Prefill(0, 0, 0, 0)  # the latest; not reset, since a turn begins with its own
-        self.texts: list[StepText] = []
-        """Text of each step of the latest turn; its records may come later."""
+        self._prefill = Prefill(0, 0, 0, 0)  # the latest; a turn begins with its own
         self.fill = CacheFill()
         self.reuse: PromptReuse | None = None
         """Reuse of the turn's prompt, or of the next one once its prefetch met a miss: so a turn's end keeps it."""
-        self.prefetched = 0
-        """Prompt tokens of the turn that were computed before it was sent."""
         self.first_pass: SlowFirstPass | None = None
         """The latest report of the model's first pass, while it is slow."""
         self.context = 0
         """Tokens of the conversation, in the cache or not."""
-        self.busy_steps: deque[StepRecord] = deque(maxlen=STEPS_KEPT)
-        """Steps while other programs used the CPUs."""
-        self._since_sample: deque[StepRecord] = deque(maxlen=STEPS_KEPT)  # steps since the latest sample of the load
-        self.trail = Trail()
-        self._final: Summary | None = None  # of the turn, once it is over
-        self._machine_at_end: MachineFacts | None = None  # once the turn is over: its limits no longer change
         self.turns: list[TurnFigures] = []
         self.history = DecodeHistory()  # of this model
         self.load: MachineLoad | None = None
         """Load of the machine, at the latest sample."""
         self.energy = TurnEnergy()
-        self._fed = False  # a prompt was computed since the latest sample
         self._contended_samples = 0  # samples in a row with contention
         self.prefill: MeasuredPrefill | None = None  # the latest one long enough to measure
+        self._begin_turn()
+        self._fed = False  # nothing was asked yet
+
+    def _begin_turn(self) -> None:
+        """Set all that is of one turn; facts on machine and model stay, and the history of turns."""
+        self.answers = TurnAnswers(cost=self.model.cost)
+        """The answers of the latest turn."""
+        self.first_token: FirstToken | None = None
+        self.texts: list[StepText] = []
+        """Text of each step of the latest turn; its records may come later."""
+        self.prefetched = 0
+        """Prompt tokens of the turn that were computed before it was sent."""
+        self.busy_steps: deque[StepRecord] = deque(maxlen=STEPS_KEPT)
+        """Steps while other programs used the CPUs."""
+        self._since_sample: deque[StepRecord] = deque(maxlen=STEPS_KEPT)  # steps since the latest sample of the load
+        self.trail = Trail()
+        self._final: Summary | None = None  # once the turn is over
+        self._machine_at_end: MachineFacts | None = None  # once the turn is over: its limits no longer change
+        self.energy.begin_turn()
+        self._fed = True  # a prompt was computed since the latest sample, as it is now
 
     # -- fed by the chat -------------------------------------------------------------------------------------------
 
@@ -216,7 +222,7 @@ class LiveMetrics:
     def submitted(self) -> None:
         """Begin the next turn."""
         self.phase = "prefill"
-        self._forget_turn()
+        self._begin_turn()
         self._changed()
 
     def begin_batch(self, ids: Sequence[int], max_rows: int | None = None) -> None:
@@ -235,22 +241,8 @@ class LiveMetrics:
         self.turns = list(turns)
         self.fill = CacheFill()
         self.reuse = None
-        self._forget_turn()
+        self._begin_turn()
         self._changed()
-
-    def _forget_turn(self) -> None:
-        """Reset all that is of one turn; facts on machine and model stay, and the history of turns."""
-        self.answers = TurnAnswers(cost=self.model.cost)
-        self.prefetched = 0
-        self.first_token = None
-        self._final = None
-        self._machine_at_end = None
-        self.texts = []
-        self.busy_steps.clear()
-        self._since_sample.clear()
-        self.trail = Trail()
-        self.energy.begin_turn()
-        self._fed = True
 
     def _first_text(self, ttft_s: float) -> None:
         """Note the time to first token. What remains of it is prefill, unless the engine told the time of that."""
