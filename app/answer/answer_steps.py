@@ -11,14 +11,17 @@ import json
 import zlib
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
+
+from headrace.runtime.config.typed import typed
 
 if TYPE_CHECKING:  # the chat's first frame does not import it
     from headrace.models.text.events import Completed, TextChunk
 
 _MAX_BYTES = 1 << 26  # of a stored document, unpacked: a damaged one may unpack without end
+_Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
 class StepText(NamedTuple):
@@ -93,34 +96,31 @@ class AnswerSteps(Struct):
         return zlib.compress(json.dumps(document, separators=(",", ":")).encode())
 
 
+class _StoredSteps(Struct):
+    """The document of `AnswerSteps.packed`. Its numbers are bounded: up to 2**53 every integer is exact as a float."""
+
+    start: _Count
+    steps: list[tuple[list[_Count], _Count, tuple[str, ...]]]
+    latencies_us: list[_Count]
+
+
 def unpacked(data: object, content: str) -> AnswerSteps | None:
     """Return the steps of a stored answer with this text; None if they are damaged or of another text."""
-    try:
-        if not isinstance(data, bytes):
-            return None
-        document = json.loads(zlib.decompressobj().decompress(data, _MAX_BYTES))
-        # Up to 2**53 every integer is exact as a float.
-        latencies = [_checked(micros, 1 << 53) / 1e6 for micros in document["latencies_us"]]
-        steps = AnswerSteps(_checked(document["start"], len(content)), [], latencies)
-        at = steps.start
-        for lengths, accepted, rejected in document["steps"]:
-            ends = list(accumulate((_checked(length, len(content)) for length in lengths), initial=at))
-            pieces = tuple(content[begin:end] for begin, end in pairwise(ends))
-            steps.texts.append(StepText(pieces, _checked(accepted, len(pieces)), tuple(map(_text, rejected))))
-            at = ends[-1]
-    except (zlib.error, ValueError, TypeError, KeyError, RecursionError):
+    if not isinstance(data, bytes):
         return None
-    return steps if at == len(content) and len(latencies) <= len(steps.texts) else None
-
-
-def _checked(value: object, maximum: int) -> int:
-    """Return a whole number from 0 to `maximum`. Raises ValueError for anything else, `True` included."""
-    if type(value) is not int or not 0 <= value <= maximum:
-        raise ValueError
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
+    try:
+        stored = typed(_StoredSteps, json.loads(zlib.decompressobj().decompress(data, _MAX_BYTES)))
+    except (zlib.error, ValueError, RecursionError):
+        return None
+    steps = AnswerSteps(stored.start, [], [micros / 1e6 for micros in stored.latencies_us])
+    at = stored.start
+    for lengths, accepted, rejected in stored.steps:
+        ends = list(accumulate(lengths, initial=at))
+        pieces = tuple(content[begin:end] for begin, end in pairwise(ends))
+        if accepted > len(pieces):
+            return None
+        steps.texts.append(StepText(pieces, accepted, rejected))
+        at = ends[-1]
+    if at != len(content) or len(steps.latencies_s) > len(steps.texts):
+        return None
+    return steps
