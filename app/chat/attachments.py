@@ -189,7 +189,7 @@ def _mentioned(match: re.Match[str]) -> str | None:
         return match["quoted"]
     bare = match["bare"]
     for name in (bare, bare.rstrip(_TRAILING)):
-        if name and (_is_file(name) or (_is_pattern(name) and is_file_group(name))):
+        if name and (_is_file(name) or (_is_pattern(name) and _is_file_group(name))):
             return name
     name = bare.rstrip(_TRAILING)
     return name if _is_written_as_path(name) else None
@@ -214,18 +214,12 @@ def _is_file(name: str) -> bool:
         return False
 
 
-def is_file_group(name: str) -> bool:
-    """True if this is an existing folder, or a pattern that matches a file; an existing file is neither.
-
-    Also true for a pattern that would search too many entries: `files_of` refuses it.
-    """
+def _is_file_group(name: str) -> bool:
+    """True if this is an existing folder, or a pattern that matches a file; an existing file is neither."""
     try:
-        path = Path(name).expanduser()
-        return not path.is_file() and (path.is_dir() or next(_files(path, name), None) is not None)
-    except UsageError:
+        return files_of(name) is not None
+    except UsageError:  # too many entries to search: refused when the files are read
         return True
-    except (OSError, RuntimeError, ValueError):
-        return False
 
 
 def files_of(name: str) -> list[str] | None:
