@@ -43,8 +43,7 @@ class PollInterval:
     """The seconds between polls and between layouts of text, by the processor time that drawing takes.
 
     Call `begin` before a poll, `drawn` once its changes are on the screen, then sleep `wait_s`. In between, note what
-    the poll draws: a layout (`lays_out`), a longer last line (`extends_line`), figures (`draws_figures`). Only layouts
-    are measured.
+    the poll draws: a layout (`lays_out`), or anything cheaper (`has_other_cost`). Only layouts are measured.
     """
 
     def __init__(self) -> None:
@@ -69,12 +68,8 @@ class PollInterval:
         """Note that this poll lays out text again."""
         self._laid_out_at = self._polled_at
 
-    def extends_line(self) -> None:
-        """Note that this poll showed its text without a layout."""
-        self._began = None
-
-    def draws_figures(self) -> None:
-        """Note that this poll draws metrics: its cost is not that of text."""
+    def has_other_cost(self) -> None:
+        """Note that this poll's cost is not that of a layout: it extends a line of text, or draws metrics."""
         self._began = None
 
     def drawn(self) -> None:
@@ -162,7 +157,7 @@ class Poller:
             chat.view.sync(events)
         if figures:
             self._metrics_due = time.perf_counter() + (_FIRST_METRICS_S if changed else self.interval.metrics_s)
-            self.interval.draws_figures()
+            self.interval.has_other_cost()
             if chat is not None:
                 chat.view.transcript.highlight_code()
                 chat.view.update_status()
@@ -173,7 +168,7 @@ class Poller:
         if figures or self._state.conversation.phase != "answering" or not _only_text(events):
             return False
         if chat.view.extend_last_line():
-            self.interval.extends_line()
+            self.interval.has_other_cost()
             return True
         return not self.interval.layout_due
 
@@ -203,7 +198,7 @@ class Poller:
                 self._draw_parallel_text(screen)
         if figures:
             self._metrics_due = time.perf_counter() + self.interval.metrics_s
-            self.interval.draws_figures()
+            self.interval.has_other_cost()
             if isinstance(self._app.screen, DecodeScreen):
                 self.draw_metrics()
 
@@ -211,7 +206,7 @@ class Poller:
         """Extend the last lines, or wait until text may be laid out again."""
         if screen.extend_last_line():
             self._text_waits = False
-            self.interval.extends_line()
+            self.interval.has_other_cost()
         elif self.interval.layout_due:
             self._draw_parallel(screen)
         else:
