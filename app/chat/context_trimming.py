@@ -7,8 +7,6 @@ Trimming drops the oldest turns or replaces them by a summary, with undo. The me
 Guards: tests/app/chat/test_conversation.py and tests/tui/test_summary.py.
 """
 
-from typing import Literal
-
 from msgspec import Struct
 
 from headrace.app.chat.prompt import runs
@@ -16,9 +14,7 @@ from headrace.app.chat.session_branch import SessionBranch
 from headrace.app.sessions.records import Message
 from headrace.runtime.errors import UsageError
 
-ContextChoice = Literal["drop", "summarise", "new"]
-
-CONTEXT_CHOICES: tuple[tuple[ContextChoice, str, str], ...] = (
+_CHOICES = (
     ("drop", "d", "leave out the oldest turns"),
     ("summarise", "s", "summarise the oldest turns, then leave them out"),
     ("new", "n", "continue in a new session"),
@@ -40,12 +36,12 @@ class ContextQuestion(Struct, frozen=True):
     limit: int
     during_answer: bool
     leaf: int
-    choices: tuple[ContextChoice, ...] = ("drop", "summarise", "new")
+    choices: tuple[str, ...] = ("drop", "summarise", "new")
 
     @property
-    def answers(self) -> list[tuple[ContextChoice, str, str]]:
-        """The rows of CONTEXT_CHOICES that can work."""
-        return [(choice, key, text) for choice, key, text in CONTEXT_CHOICES if choice in self.choices]
+    def answers(self) -> list[tuple[str, str, str]]:
+        """The rows of `_CHOICES` that can work."""
+        return [(choice, key, text) for choice, key, text in _CHOICES if choice in self.choices]
 
     @property
     def text(self) -> str:

@@ -13,7 +13,6 @@ writer and then to `_handle_answer`. tests/app/chat/test_conversation.py plays a
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,7 +21,7 @@ from headrace.app.answer.options import AnswerOptions
 from headrace.app.chat.answer_setup import WARMER, question_of, resampled, settings_used, stored_options
 from headrace.app.chat.answer_writer import AnswerPhase, AnswerWriter
 from headrace.app.chat.attachments import parse_message
-from headrace.app.chat.context_trimming import ContextChoice, ContextQuestion, ContextTrimming, context_full_notice
+from headrace.app.chat.context_trimming import ContextQuestion, ContextTrimming, context_full_notice
 from headrace.app.chat.prompt import summary_messages, summary_tokens
 from headrace.app.chat.session_branch import SessionBranch
 from headrace.app.chat.turn import Turn
@@ -48,8 +47,7 @@ from headrace.app.sessions.records import Attachment, Message, Session
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
 
-DiskChoice = Literal["again", "unsaved"]
-DISK_CHOICES: tuple[tuple[DiskChoice, str, str], ...] = (
+_DISK_CHOICES = (
     ("again", "t", "try again: there is room now"),
     ("unsaved", "u", "go on; nothing more is saved"),
 )
@@ -136,23 +134,10 @@ class Conversation:
         questions = []
         full = self.trimming.question
         if full is not None and self.phase == "idle":
-            questions.append(
-                OpenQuestion(
-                    "the context is full",
-                    full.text,
-                    full.answers,
-                    lambda choice: self.resolve(cast(ContextChoice, choice)),
-                )
-            )
+            questions.append(OpenQuestion("the context is full", full.text, full.answers, self.resolve))
         if self.store.db.full:
-            questions.append(
-                OpenQuestion(
-                    DISK_FULL,
-                    f"The sessions in {self.store.db.path} cannot be written. What you see is kept until you quit.",
-                    DISK_CHOICES,
-                    lambda choice: self.resolve_full_disk(cast(DiskChoice, choice)),
-                )
-            )
+            text = f"The sessions in {self.store.db.path} cannot be written. What you see is kept until you quit."
+            questions.append(OpenQuestion(DISK_FULL, text, _DISK_CHOICES, self.resolve_full_disk))
         return questions
 
     @property
@@ -273,8 +258,8 @@ class Conversation:
         self._leave_branch()
         self.branch.remove(message_id)
 
-    def resolve(self, choice: ContextChoice) -> None:
-        """Answer the trimming question: drop the oldest turns, summarise them, or continue in a new session."""
+    def resolve(self, choice: str) -> None:
+        """Carry out an answer to the question of `trimming`: a result of `ContextQuestion.answers`."""
         self._require_idle()
         if (question := self.trimming.question) is None:
             raise UsageError("the context is not full")
@@ -325,7 +310,7 @@ class Conversation:
         self.notice = None
         self.engine.restart()
 
-    def resolve_full_disk(self, choice: DiskChoice) -> None:
+    def resolve_full_disk(self, choice: str) -> None:
         """Go on without saving, or try to save again. Raises SessionError."""
         if choice == "unsaved":
             self.store.go_unsaved()
