@@ -21,8 +21,8 @@ from headrace.app.tui.decode.step import StepSection
 from headrace.app.tui.decode.tables import TurnsSection
 from headrace.app.tui.metrics.facts import MachineFacts, facts
 from headrace.app.tui.metrics.figures import LatencyWindow, RooflinePoint, Roofs, decode_point, histogram, roofs
-from headrace.app.tui.metrics.history import DecodeHistory
 from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.metrics.rates import DecodeHistory
 from headrace.app.tui.widgets.lines import Section, legend
 from headrace.runtime.engine.request import Finished
 from headrace.runtime.metrics.telemetry import Percentiles, StepParts

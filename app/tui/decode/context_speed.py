@@ -13,8 +13,8 @@ from msgspec import Struct
 from textual.content import Content
 
 from headrace.app.tui.decode.drawing import Canvas, beside_axis, even_ticks, labels, layered, marked, ticks
-from headrace.app.tui.metrics.history import BUCKET
 from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.metrics.rates import BUCKET
 from headrace.app.tui.widgets.lines import Section, fitting
 from headrace.runtime.metrics.cost import StepCost, step_limit
 from headrace.runtime.metrics.units import three_digits

@@ -50,9 +50,7 @@ from headrace.app.tui.metrics.facts import (
     with_peaks,
 )
 from headrace.app.tui.metrics.figures import MIN_STEPS, Parts, StepTimes, Trail, step_bytes, step_times
-from headrace.app.tui.metrics.history import DecodeHistory
-from headrace.app.tui.metrics.rates import StepTotals, current_totals
-from headrace.app.tui.metrics.turn_energy import TurnEnergy
+from headrace.app.tui.metrics.rates import DecodeHistory, StepTotals, TurnEnergy, current_totals
 from headrace.runtime.metrics.telemetry import MBU, Percentiles, StepRecord, Summary, mbu
 
 if TYPE_CHECKING:  # the chat's first frame does not import them
