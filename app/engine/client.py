@@ -50,31 +50,22 @@ EngineState = Literal["stopped", "loading", "ready", "failed", "dead"]
 
 
 class ChatEngine(Protocol):
-    """An engine for a chat: `EngineClient`, `RemoteEngine`, or a scripted one in tests."""
+    """An engine for a chat: `EngineClient`, `RemoteEngine`, or a scripted one in tests.
 
-    @property
-    def state(self) -> EngineState:
-        """stopped: not started, or closed. failed: the model could not be loaded. dead: `restart` starts another."""
-        ...
+    state: stopped: not started, or closed. failed: the model could not be loaded. dead: `restart` starts another.
+    card: the loaded model; None unless ready.
+    is_remote: it is a server's: its model was chosen with its address.
+    starts: number of starts, each of which loads a model.
+    """
 
-    @property
-    def card(self) -> ModelCard | None:
-        """The loaded model; None unless ready."""
-        ...
+    state: EngineState
+    card: ModelCard | None
+    is_remote: bool
+    starts: int
 
     @property
     def pid(self) -> int | None:
         """Id of the engine process; None if there is none."""
-        ...
-
-    @property
-    def is_remote(self) -> bool:
-        """True for a server's engine: its model was chosen with its address."""
-        ...
-
-    @property
-    def starts(self) -> int:
-        """Number of starts, each of which loads a model."""
         ...
 
     def start(self, spec: ModelSpec) -> None:
