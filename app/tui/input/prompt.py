@@ -75,6 +75,7 @@ class Prompt(Area):
         super().__init__(id=id, tab_behavior="focus", highlight_cursor_line=False, placeholder=_PLACEHOLDER)
         self.cursor_blink = False  # a blinking cursor redraws the input twice a second, for ever
         self._menu = menu
+        self._title = ""
         self._history: list[str] = []  # oldest first
         self._entry: int | None = None  # index in the history of the shown text; None: the draft
         self._draft = ""  # the text that was typed before the history was walked through
@@ -187,6 +188,12 @@ class Prompt(Area):
             self.action_delete_right()
         else:
             self.post_message(self.EndOfInput())
+
+    def show_title(self, title: str) -> None:
+        """Show a text above the prompt; textual would draw the same one again."""
+        if title != self._title:
+            self._title = title
+            self.border_title = Content(title)
 
     def show_size(self, draft: PromptCounted | None) -> None:
         """Show the counted tokens of the text and the room for them, below the text."""

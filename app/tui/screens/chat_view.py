@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 
-from textual.content import Content
 from textual.screen import Screen
 
 from headrace.app.chat.commands import message_text, parse_command
@@ -58,7 +57,6 @@ class ChatView:
         self._branch = ShownBranch()
         self._shown: Conversation | None = None  # the one on the screen; `sync` draws another as a new session
         self._loading = ModelLoading(screen, state)
-        self._prompt_title = ""  # as it is on the screen
         self._drawn: tuple[object, ...] = ()  # the state at the latest drawing of `_follow_state`
         self.asked: set[str] = set()
         self._marks_drafts = False  # draft tokens are shown in answers
@@ -228,10 +226,7 @@ class ChatView:
             parts.append("answering: Esc stops")
         if (contention := self.state.metrics.contention) is not None:
             parts.append(contention_text(contention, self.prompt.size.width))
-        title = " · ".join(parts)
-        if title != self._prompt_title:
-            self._prompt_title = title
-            self.prompt.border_title = Content(title)
+        self.prompt.show_title(" · ".join(parts))
 
     # -- the prompt ------------------------------------------------------------------------------------------------
 

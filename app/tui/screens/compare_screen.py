@@ -15,7 +15,6 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container
-from textual.content import Content
 from textual.widgets import Static
 
 from headrace.app.answer.phrases import sampling_in_effect
@@ -71,11 +70,9 @@ class CompareScreen(ParallelScreen):
         super().__init__(state, comparison, panes)
         self.comparison = comparison
         self._queue = MessageQueue()
-        self._shown_queue: tuple[str, ...] = ()
         self._shows_one = False  # there is room for one pane's text only
         self._front = self.panes[0]  # that pane
         self._is_front_chosen = False  # by the user; else it is the pane that answers
-        self._prompt_title = ""
         self._chat_unsent = state.unsent  # returns the text of the chat's prompt, which this screen covers
 
     def compose(self) -> ComposeResult:
@@ -140,9 +137,7 @@ class CompareScreen(ParallelScreen):
         contention = self.state.metrics.contention
         if contention:
             title += f" · {contention_text(contention)}"
-        if title != self._prompt_title:
-            self._prompt_title = title
-            self.prompt.border_title = Content(title)
+        self.prompt.show_title(title)
 
     def _bring_forward(self, pane: AnswerPane) -> None:
         """Have this pane show its text where only one can, unless the user has chosen one."""
@@ -157,9 +152,7 @@ class CompareScreen(ParallelScreen):
             answers = [side.answer for side in comparison.answers]
             if not queue.send_after(answers, comparison.ask, comparison):
                 self._return_queue()
-        if self._shown_queue != tuple(queue.texts):
-            self._shown_queue = tuple(queue.texts)
-            self.query_one(QueuedMessages).show(queue.texts)
+        self.query_one(QueuedMessages).show(queue.texts)
 
     def _return_queue(self) -> None:
         """Put queued questions back into the prompt, before its text."""

@@ -27,11 +27,16 @@ _HEAD = 2  # cells before the text of a queued message
 class Notice(Static):
     """A few lines, hidden without text."""
 
+    _shown: object = None
+
     def show(self, text: str, *, error: bool = False) -> None:
-        """Show a text, wrapped for the width."""
+        """Show a text, wrapped for the width; the same text at the same width is not drawn again."""
+        width = max(2, _size_around(self).width - _PADDING)
+        if (text, error, width) == self._shown:
+            return
+        self._shown = text, error, width
         self.display = bool(text)
         self.set_class(error, "-error")
-        width = max(2, _size_around(self).width - _PADDING)
         lines = Content(sanitise(text)).wrap(width)
         if len(lines) > _NOTICE_LINES:
             lines = [*lines[: _NOTICE_LINES - 1], lines[_NOTICE_LINES - 1].truncate(width - 1) + "…"]
@@ -70,8 +75,13 @@ def notice_of(conversation: Conversation, download: DownloadProgress, awaited: s
 class QueuedMessages(Static):
     """Messages that are sent after the answer."""
 
+    _shown: tuple[str, ...] = ()
+
     def show(self, texts: Sequence[str]) -> None:
-        """Show these, a line each."""
+        """Show these, a line each; the same ones are not drawn again."""
+        if tuple(texts) == self._shown:
+            return
+        self._shown = tuple(texts)
         self.display = bool(texts)
         if not texts:
             self.update("")

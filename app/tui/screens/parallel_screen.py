@@ -267,7 +267,6 @@ class ParallelScreen(SingleDismissal, Screen[Draft]):
         self.answers = answers
         self.panes = list(panes)
         self._drawn_keys_state: object = None  # `keys_state` at the latest drawing
-        self._shown_notice = "", 0  # the notice, and the width it was wrapped for
 
     def on_mount(self) -> None:
         for pane in self.panes:
@@ -320,10 +319,7 @@ class ParallelScreen(SingleDismissal, Screen[Draft]):
             head.update(line)
         refused = [f"{pane.side.name}: {pane.side.notice}" for pane in self.panes if pane.side.notice is not None]
         refused += [f"{pane.side.name}: {REPEATS}; Esc stops it" for pane in self.panes if pane.side.repeats]
-        notice = " · ".join(filter(None, [self.answers.notice, *refused])), width
-        if notice != self._shown_notice:
-            self._shown_notice = notice
-            self.query_one(Notice).show(notice[0])
+        self.query_one(Notice).show(" · ".join(filter(None, [self.answers.notice, *refused])))
 
     def sync_panes(self) -> None:
         """Call `AnswerPane.sync` for the panes that show."""
