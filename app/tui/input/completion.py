@@ -1,7 +1,7 @@
 """Completion menu above the prompt, for commands, arguments of `/compare`, and paths. The prompt keeps the focus.
 
 `Prompt` offers the text before its cursor with every key, and passes on the keys that move and take an entry. Entries
-come from `_options`; a new kind is a case there. Paths are read at once, so one folder is read, and part of it.
+come from `_entries`; a new kind is a case there. Paths are read at once, so one folder is read, and part of it.
 tests/tui/test_chat.py and test_parts.py guard this.
 """
 
@@ -30,6 +30,7 @@ _FILE_PATH = re.compile(r'^/file[ \t]+("[^"]*|[^"]*)$')  # /file src/ma, or /fil
 class CompletionEntry(Struct, frozen=True):
     """An entry of the menu."""
 
+    line: Content  # as it is shown
     insert: str  # replaces the text before the cursor
     replace: int  # characters of that text
     run: bool = False  # Enter also sends it
@@ -60,13 +61,13 @@ class CompletionMenu(OptionList, can_focus=False):
         self._completed = before_cursor
         self._has_moved = False
         was_open = self.is_open
-        options, self._choices = _options(before_cursor, max(20, self.screen.size.width - 8))
-        if not options and not was_open:
+        self._choices = _entries(before_cursor, max(20, self.screen.size.width - 8))
+        if not self.is_open and not was_open:
             return  # nothing to lay out: this is called with every key
         self.clear_options()
-        self.add_options(options)
-        self.display = bool(options)
-        if options:
+        self.add_options(Option(entry.line) for entry in self._choices)
+        self.display = self.is_open
+        if self.is_open:
             self.highlighted = 0
 
     def close(self) -> None:
@@ -88,8 +89,8 @@ class CompletionMenu(OptionList, can_focus=False):
         return choice
 
 
-def _options(before: str, width: int) -> tuple[list[Option], list[CompletionEntry]]:
-    """Return the menu's lines and the candidates that they stand for, in the same order.
+def _entries(before: str, width: int) -> list[CompletionEntry]:
+    """Return the menu's entries, the best first.
 
     before: text before the cursor.
     width: cells of a line.
@@ -97,17 +98,14 @@ def _options(before: str, width: int) -> tuple[list[Option], list[CompletionEntr
     path = typed_path(before)
     if path is not None:
         paths = [name for name in completions(path) if name != path.removeprefix('"')]  # nothing to add: Enter sends
-        return [Option(Content(name)) for name in paths], [
-            CompletionEntry(as_typed(name, path), len(path)) for name in paths
-        ]
+        return [CompletionEntry(Content(name), as_typed(name, path), len(path)) for name in paths]
     if before.startswith(_COMPARE) and "\n" not in before:
         word = before.rpartition(" ")[2]
         names = [name for name in _compare_arguments() if name.startswith(word) and name != word]
-        return [Option(Content(name)) for name in names], [CompletionEntry(name, len(word)) for name in names]
+        return [CompletionEntry(Content(name), name, len(word)) for name in names]
     name = before.removeprefix("/")
     if before.startswith("/") and (not name or name.isalpha()):
-        options = []
-        choices = []
+        entries = []
         for command in matching(name):
             line = Content.assemble(
                 (f"/{command.name}", "bold $text-primary"),
@@ -118,10 +116,10 @@ def _options(before: str, width: int) -> tuple[list[Option], list[CompletionEntr
             insert = f"/{command.name}"
             if command.argument:
                 insert += " "
-            options.append(Option(line.truncate(width, ellipsis=True)))
-            choices.append(CompletionEntry(insert, len(before), run=not command.needs_argument))
-        return options, choices
-    return [], []
+            line = line.truncate(width, ellipsis=True)
+            entries.append(CompletionEntry(line, insert, len(before), run=not command.needs_argument))
+        return entries
+    return []
 
 
 def _compare_arguments() -> list[str]:
