@@ -45,6 +45,7 @@ _INSTEAD_IN = {
     ("headrace bench", "--output"): "`--json` prints one JSON document; `headrace bench --help` shows the options",
     ("headrace bench", "--save"): "`--json > FILE` keeps the document, which `headrace bench compare` reads",
     ("headrace sessions export", "--json"): "`--format json` writes JSON",
+    ("headrace predict", "--acceptance"): "`headrace bench --speculate` measures the gain of draft tokens here",
     ("headrace verify", "--server"): "`run --json`, `batch` and `serve` give the same tokens for the same --seed",
 }
 

@@ -46,7 +46,6 @@ class PredictOptions(Struct, frozen=True, kw_only=True):
     contexts: str
     kv: str | None
     users: str | None
-    acceptance: float | None
     explain: bool
     prefill: int
     as_json: bool
@@ -74,9 +73,6 @@ class PredictOptions(Struct, frozen=True, kw_only=True):
 )
 @kv_option
 @click.option("--users", metavar="N,...", help="Numbers of users at a time, each with --context tokens.")
-@click.option(
-    "--acceptance", type=float, metavar="P", help="Gain of speculation if draft tokens are accepted at rate P, 0 to 1."
-)
 @click.option("--explain", is_flag=True, help="List of every matrix and cache read of a step and a prefill.")
 @click.option(
     "--prefill", type=click.IntRange(1), default=512, metavar="N", help="Prompt length for --explain and --hosts [512]."
@@ -98,8 +94,6 @@ def predict(given: PredictOptions) -> None:
         from headrace.app.predict.hosts_document import show_hosts
 
         show_hosts(document)
-    elif given.acceptance is not None:
-        view.show_acceptance(document)
     elif given.users:
         view.show_users(document)
     elif given.explain:
@@ -112,7 +106,7 @@ def _document(given: PredictOptions) -> dict[str, object]:
     """Return the document for the options. Raises UsageError, and the errors of `find_shape`."""
     from headrace.app.bench.measure.plan import parse_counts
     from headrace.app.config.settings import chosen_model, load_settings
-    from headrace.app.predict.document import acceptance_prediction, explanation, prediction, users_prediction
+    from headrace.app.predict.document import explanation, prediction, users_prediction
     from headrace.app.predict.targets import targets_for
     from headrace.models.registry.find_shape import find_shape
 
@@ -122,20 +116,15 @@ def _document(given: PredictOptions) -> dict[str, object]:
     users = None
     if given.users is not None:
         users = _users(given.users, counts, explain=given.explain)
-    if given.acceptance is not None:
-        _check_acceptance(given.acceptance, counts, other=given.explain or users is not None)
     settings = load_settings()
     name, shape = find_shape(chosen_model(given.model, settings))
     asked = [min(context, shape.context_length - 1) for context in counts]
-    compute = users is not None or given.acceptance is not None
     targets = []
     if not given.explain:  # of no machine
-        targets = targets_for(given.chips, given.memory, others=users is None, compute=compute)
+        targets = targets_for(given.chips, given.memory, others=users is None, compute=users is not None)
     shape = _stored(shape, given.kv or settings.chat.kv, targets, max(asked), max(users or [1]))
     if users is not None:
         return users_prediction(name, shape, targets, users, asked[0])
-    if given.acceptance is not None:
-        return acceptance_prediction(name, shape, targets, asked[0], given.acceptance)
     if given.explain:
         return explanation(name, shape, past=asked[-1], prefill=given.prefill)
     return prediction(name, shape, targets, list(dict.fromkeys(asked)))
@@ -150,8 +139,8 @@ def _hosts_document(given: PredictOptions, contexts: Sequence[int]) -> dict[str,
 
     if given.hosts is None:
         raise UsageError("--link needs --hosts")
-    if given.chips or given.users or given.explain or given.acceptance is not None or len(contexts) > 1:
-        raise UsageError("--hosts needs one --context, and excludes --chip, --users, --acceptance and --explain")
+    if given.chips or given.users or given.explain or len(contexts) > 1:
+        raise UsageError("--hosts needs one --context, and excludes --chip, --users and --explain")
     targets = machine_targets(given.hosts, given.memory)
     over = links_between(targets, given.link)
     settings = load_settings()
@@ -183,13 +172,6 @@ def _stored(
     if not targets:
         return shape.with_kv(FLOAT16)
     return shape.with_kv(fitting_kv(shape, targets[0], context, sequences))
-
-
-def _check_acceptance(acceptance: float, contexts: Sequence[int], *, other: bool) -> None:
-    if not 0 <= acceptance <= 1:
-        raise UsageError("--acceptance must be a rate from 0 to 1")
-    if len(contexts) > 1 or other:
-        raise UsageError("--acceptance needs one --context, and excludes --users and --explain")
 
 
 def _users(users: str, contexts: Sequence[int], *, explain: bool) -> list[int]:

@@ -1,13 +1,12 @@
 """JSON documents of predictions; every view is made from these.
 
 `headrace predict` and `headrace fit` print them as they are with --json, and through `view.py` without. One function
-for each kind: `prediction`, `users_prediction`, `acceptance_prediction`, `explanation`, `catalog_fit`.
+for each kind: `prediction`, `users_prediction`, `explanation`, `catalog_fit`.
 
 Scripts read the keys, so none may be renamed. Fields of `Prediction`, `Operation` and other records are keys, too,
-where `asdict` writes them. "guesses" are draft tokens, as in docs/bench-json.md: in a row their number, of a target the
-rows.
+where `asdict` writes them.
 
-Guards: tests/app/predict/test_predict.py and test_acceptance.py read the keys by name, and so does `view.py`.
+Guard: tests/app/predict/test_predict.py reads the keys by name, and so does `view.py`.
 """
 
 from collections.abc import Sequence
@@ -15,7 +14,6 @@ from collections.abc import Sequence
 from msgspec.structs import asdict
 
 from headrace.app.output.document import Document
-from headrace.app.predict.acceptance import DRAFT_LENGTHS, best_draft, break_even, tokens_per_step
 from headrace.app.predict.fit_store import MeasuredFit
 from headrace.app.predict.measured import measured_speed
 from headrace.app.predict.prediction import (
@@ -26,13 +24,11 @@ from headrace.app.predict.prediction import (
     most_sequences,
     predict,
     summarise_assumptions,
-    verifying_seconds,
 )
 from headrace.app.predict.recommend import recommendations, uses_by_model
 from headrace.models.cost.step_shape import Operation, StepShape, total
 from headrace.models.registry.catalog import load_catalog
 from headrace.runtime.machine.chips import table, without_vendor
-from headrace.runtime.metrics.units import percent
 from headrace.runtime.ops.kv_format import FLOAT16
 
 _SPEEDS = ("roofline", "expected")  # fields of `Prediction` that are totals of all users
@@ -88,63 +84,6 @@ def users_prediction(
             "users share no prefix",
             f"sizes from {shape.source}",
         ],
-    }
-
-
-def acceptance_prediction(
-    name: str, shape: StepShape, targets: Sequence[TargetMachine], context: int, chance: float
-) -> Document:
-    """Predict speculative decoding with this acceptance rate on every target, by draft tokens per step."""
-    lines = [
-        *summarise_assumptions(targets, shape.kv_format),
-        f"each draft token is accepted at a rate of {percent(chance)} if those before it were",
-        "a step reads the weights once for all draft tokens, plus their arithmetic; kernels may do worse",
-    ]
-    if any(target.apple for target in targets):
-        lines.append("FLOP/s of Apple GPUs: nominal, derived from cores and clock")
-    if any(target.flops is None for target in targets):
-        lines.append("no gain for chips of unknown FLOP/s: draft tokens need arithmetic")
-    lines.append(f"sizes from {shape.source}")
-    return {
-        "model": described_model(name, shape),
-        "context": context,
-        "acceptance": chance,
-        "targets": [_speculating(shape, target, context, chance) for target in targets],
-        "assumptions": lines,
-    }
-
-
-def _speculating(shape: StepShape, target: TargetMachine, context: int, chance: float) -> Document:
-    """Return one target's entry; `best` is the best number of draft tokens, 0 if none pays, None if unknown."""
-    alone, expected = verifying_seconds(shape, target, context, 0)
-    if target.flops is None:  # the arithmetic of draft tokens is no gift
-        unknown = dict.fromkeys(("tokens_per_second_guessing", "gain", "best"))
-        speed = {"compute_tflop_s": None, "is_expected": expected, "tokens_per_second": 1 / alone}
-        return {**_target(target), **speed, **unknown, "guesses": []}
-    costs = {}
-    for count in DRAFT_LENGTHS:
-        seconds, _ = verifying_seconds(shape, target, context, count)
-        costs[count] = seconds / alone
-    best, gain = best_draft(costs, chance)
-    rows = [
-        {
-            "guesses": count,
-            "cost": cost,
-            "tokens_per_step": tokens_per_step(chance, count),
-            "gain": tokens_per_step(chance, count) / cost,
-            "break_even": break_even(cost, count),
-        }
-        for count, cost in costs.items()
-    ]
-    return {
-        **_target(target),
-        "compute_tflop_s": _tera(target.flops),
-        "is_expected": expected,
-        "tokens_per_second": 1 / alone,
-        "tokens_per_second_guessing": gain / alone,
-        "gain": gain,
-        "best": best,
-        "guesses": rows,
     }
 
 

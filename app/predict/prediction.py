@@ -134,22 +134,6 @@ def predict(shape: StepShape, target: TargetMachine, context: int, batch: int = 
     )
 
 
-def verifying_seconds(shape: StepShape, target: TargetMachine, context: int, drafts: int) -> tuple[float, bool]:
-    """Return (time of a step that verifies so many draft tokens, whether it is expected rather than roofline).
-
-    Weights and K/V are read once for all rows. The draft tokens' arithmetic is added where the target's FLOP/s are
-    known: for one token it hides behind memory, for several it may not.
-    """
-    cost = shape.cost
-    rows = 1 + drafts
-    nbytes = shape.weight_bytes(rows) + cost.kv_bytes_read(context + drafts) + cost.kv_bytes_written(rows)
-    arithmetic_s = 0.0
-    if target.flops:
-        arithmetic_s = sum(cost.step_flops(context + row) for row in range(1, rows)) / target.flops
-    seconds, is_expected = bounded_seconds(shape, target, nbytes)
-    return seconds + arithmetic_s, is_expected
-
-
 def bounded_seconds(shape: StepShape, target: TargetMachine, nbytes: float, share: float = 1.0) -> tuple[float, bool]:
     """Return (time of a step that moves `nbytes`, at least that of reading, whether it is expected rather than that).
 

@@ -13,7 +13,7 @@ from headrace.app.output.document import Document
 from headrace.app.output.tables import Column, print_apart
 from headrace.app.output.terminal import console
 from headrace.app.predict.uses import STAR, legend
-from headrace.runtime.metrics.units import decimals, format_bytes, percent, speed_text, times
+from headrace.runtime.metrics.units import format_bytes, speed_text, times
 
 FITS = {True: "yes", False: "no", None: "?"}
 _UNKNOWN = "–"
@@ -103,49 +103,6 @@ def _per_user(prediction: Document) -> str:
     if prediction["fits"] is False:
         return _UNKNOWN
     return speed_text(prediction["expected_per_user"] or prediction["roofline_per_user"])
-
-
-def show_acceptance(document: Document) -> None:
-    """Print a row per target: the gain of speculation, and the acceptance rate from which it pays."""
-    targets = document["targets"]
-    # A target's "guesses" are rows by number of draft tokens, which is "guesses" in a row, too; "best" is one of these.
-    unknown = {"tokens_per_step": None, "cost": None}
-    best = [next((row for row in target["guesses"] if row["guesses"] == target["best"]), unknown) for target in targets]
-    notes = [
-        f"{document['context']:,} tokens in the cache; at most: with the best number of draft tokens per step",
-        "4 pay from: the acceptance rate from which 4 draft tokens per step pay",
-    ]
-    if not all(target["is_expected"] for target in targets):
-        notes.append("≤: roofline, an upper bound")
-    notes += document["assumptions"]
-    notes.append("`headrace bench --speculate` measures the cost of draft tokens on this machine")
-    print_head(document["model"])
-    print_apart(
-        Column("chip", [_chip(target["name"]) for target in targets], right=False),
-        Column("tok/s", [_about(target, target["tokens_per_second"]) for target in targets]),
-        Column("at most", [_about(target, target["tokens_per_second_guessing"]) for target in targets]),
-        Column("gain", [times(target["gain"]) or _UNKNOWN for target in targets]),
-        Column("drafts", [_UNKNOWN if target["best"] is None else str(target["best"]) for target in targets], leaves=1),
-        Column("tok/step", [decimals(row["tokens_per_step"]) for row in best], leaves=3),
-        Column("step cost", [times(row["cost"]) for row in best], leaves=2),
-        Column("4 pay from", [_pays_from(target, 4) for target in targets], leaves=4),
-    )
-    print_notes(notes)
-
-
-def _about(target: Document, speed: float | None) -> str:
-    if speed is None:
-        return _UNKNOWN
-    if target["is_expected"]:
-        return speed_text(speed)
-    return f"≤{speed_text(speed)}"
-
-
-def _pays_from(target: Document, drafts: int) -> str:
-    if not target["guesses"]:
-        return _UNKNOWN
-    break_even = next(row["break_even"] for row in target["guesses"] if row["guesses"] == drafts)
-    return "never" if break_even is None else percent(break_even)
 
 
 def show_fit(document: Document) -> None:

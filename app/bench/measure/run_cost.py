@@ -1,10 +1,14 @@
 """Cost of a step that verifies draft tokens: several tokens of one sequence in one pass.
 
 A plain step is built while the previous one runs, as in the engine. A step with draft tokens waits for it, and its
-time covers building, running and reading. Rounds are interleaved; figures are medians. With an acceptance rate the
-cost gives the speed-up of any proposer (`app.predict.acceptance`). `bench --speculate` measures it after its workloads.
+time covers building, running and reading. Rounds are interleaved; figures are medians. `bench --speculate` measures it
+after its workloads.
 
-Guards: tests/app/bench/test_speculation.py.
+A step that verifies K draft tokens emits one token, and one more per accepted draft token up to the first rejection.
+With an acceptance rate p per draft token that is 1 + p + p^2 + ... + p^K tokens (Leviathan et al. 2023, equation 1).
+If the step costs c plain steps, the speed-up of any proposer is that number / c.
+
+Guard: tests/app/bench/test_speculation.py.
 """
 
 import random
@@ -16,7 +20,6 @@ import mlx.core as mx
 
 from headrace.app.bench.measure.profile import run_ahead
 from headrace.app.bench.measure.records import DraftCost, RunCosts
-from headrace.app.predict.acceptance import DRAFT_LENGTHS, break_even
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.decode import decode_step
 from headrace.runtime.engine.prefill import prefill
@@ -25,6 +28,8 @@ from headrace.runtime.ops import select
 from headrace.runtime.sampling.params import SamplingParams
 from headrace.runtime.sampling.sampler import Sampler
 
+DRAFT_LENGTHS = (1, 2, 3, 4, 5, 7, 9, 11, 15)
+"""Draft tokens per step: passes of up to 16 tokens."""
 ROUNDS = 15  # of each draft length, for its median
 DEPTH = 256  # cached tokens: a short conversation
 _STEPS = 4  # plain steps per round
@@ -83,3 +88,29 @@ def _step_times(network: Decoder, depth: int, rounds: int) -> dict[int, list[flo
             cache.rollback()
     cache.close()
     return {drafts: measured[1:] for drafts, measured in times.items()}  # the first round warms up
+
+
+def tokens_per_step(rate: float, drafts: int) -> float:
+    """Return the expected tokens of a step with so many draft tokens."""
+    return sum(rate**count for count in range(drafts + 1))
+
+
+def break_even(cost: float, drafts: int) -> float | None:
+    """Return the acceptance rate from which a step of `cost` plain steps pays.
+
+    None if it pays at no rate, 0 if its drafts are free.
+    """
+    if cost <= 1:
+        return 0.0
+    if cost > drafts + 1:
+        return None
+    # `tokens_per_step` grows with the rate: halve the interval until it is narrower than 1e-12.
+    low = 0.0
+    high = 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        if tokens_per_step(middle, drafts) < cost:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2

@@ -15,7 +15,7 @@ from headrace.app.bench.measure.plan import Test, plan_speculation
 from headrace.app.bench.measure.records import DraftCost, RunCosts
 from headrace.app.bench.measure.records import Result as Entry
 from headrace.app.bench.measure.result import result
-from headrace.app.bench.measure.run_cost import run_costs
+from headrace.app.bench.measure.run_cost import DRAFT_LENGTHS, break_even, run_costs, tokens_per_step
 from headrace.app.bench.measure.sample import Answered, Pair, Repetition, Sample
 from headrace.app.bench.measure.setup import EngineSetup
 from headrace.app.bench.measure.workloads import chosen_workloads
@@ -256,3 +256,21 @@ def test_prompts_are_rendered_by_the_models_template(model: Path) -> None:
     assert text.endswith("<|im_start|>assistant\n")
     assert found["chat"].stop_ids == loaded.tokenizer.eos_ids
     assert questions(loaded, [Test(0, 4)]) == {}
+
+
+def test_a_step_emits_accepted_tokens_and_one_more() -> None:
+    assert tokens_per_step(0.0, 4) == 1
+    assert tokens_per_step(1.0, 4) == 5
+    assert tokens_per_step(0.5, 2) == 1.75
+    assert tokens_per_step(0.8, 3) == pytest.approx((1 - 0.8**4) / (1 - 0.8))
+
+
+def test_break_even_is_where_tokens_per_step_equal_its_relative_cost() -> None:
+    assert break_even(1.0, 3) == 0.0
+    assert break_even(1.25, 1) == pytest.approx(0.25)
+    assert break_even(5.0, 4) == pytest.approx(1.0)
+    assert break_even(5.01, 4) is None
+    for drafts in DRAFT_LENGTHS:
+        chance = break_even(1.4, drafts)
+        assert chance is not None
+        assert tokens_per_step(chance, drafts) == pytest.approx(1.4)

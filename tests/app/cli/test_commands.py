@@ -252,6 +252,7 @@ def test_an_unknown_command_is_one_line_and_a_hint(
         ("sessions delete last", "did you mean headrace sessions rm?"),
         ("sessions export last --json", "`--format json`"),
         ("run --group-size 64 hi", "`headrace pull NAME --quantize 4`"),
+        ("predict --acceptance 0.7", "`headrace bench --speculate`"),
         ("verify --server", "`run --json`"),
     ],
 )

@@ -143,7 +143,7 @@ def test_predict_prints_the_best_split_for_each_link(monkeypatch: pytest.MonkeyP
     assert all(len(link["predictions"]) == 2 for link in document["links"])
     text = CliRunner().invoke(predict, [*given, "--link", "wifi"], catch_exceptions=False).stdout
     assert "pipeline 30+18" in text
-    for wrong in (["--chip", "m4"], ["--users", "2"], ["--context", "1,2"], ["--acceptance", "0.5"], ["--link", "x"]):
+    for wrong in (["--chip", "m4"], ["--users", "2"], ["--context", "1,2"], ["--link", "x"]):
         with pytest.raises(UsageError):
             CliRunner().invoke(predict, [*given, *wrong], catch_exceptions=False, standalone_mode=False)
     with pytest.raises(UsageError):
