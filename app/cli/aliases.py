@@ -42,7 +42,7 @@ _QUANTIZE = "`headrace pull NAME --quantize 4` keeps a quantized copy, which run
 _INSTEAD = {"--quantize": _QUANTIZE, "--group-size": _QUANTIZE}
 # Options that one command lacks, or whose value it refuses -> hint.
 _INSTEAD_IN = {
-    ("headrace bench", "--output"): "`--json` prints one JSON document; `headrace bench --help` shows the options",
+    ("headrace bench", "--output"): "`--json` prints one JSON document with every figure",
     ("headrace bench", "--save"): "`--json > FILE` keeps the document, which `headrace bench compare` reads",
     ("headrace sessions export", "--json"): "`--format json` writes JSON",
     ("headrace predict", "--acceptance"): "`headrace bench --speculate` measures the gain of draft tokens here",

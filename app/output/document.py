@@ -1,9 +1,8 @@
-"""JSON documents that commands print, and their forms as Markdown and CSV tables.
+"""JSON documents that commands print, and Markdown tables.
 
 Guard: tests/app/output/test_document.py.
 """
 
-import io
 import json
 import math
 import shlex
@@ -49,26 +48,3 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: 
     """Return the lines of a table whose first `left` columns are aligned left."""
     rule = ["---" if number < left else "---:" for number in range(len(head))]
     return [f"| {' | '.join(line)} |" for line in (head, rule, *rows)]
-
-
-def csv_table(rows: Sequence[Mapping[str, object]]) -> str:
-    """Return rows as CSV, headed by all their keys."""
-    import csv  # late, as above
-
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    out = io.StringIO()
-    writer = csv.DictWriter(out, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue().rstrip("\n")
-
-
-def flat(values: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Flatten nested dictionaries to dotted keys."""
-    fields: dict[str, object] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            fields |= flat(value, f"{prefix}{key}.")
-        else:
-            fields[f"{prefix}{key}"] = value
-    return fields

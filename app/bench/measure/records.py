@@ -1,14 +1,14 @@
 """Structs of the JSON document of a benchmark run; docs/bench-json.md explains the keys.
 
 The order of the fields is that of the keys. Unknown values are None. A new field has a default, since documents of
-older versions lack it, and a row in docs/bench-json.md. CSV has all fields of a test but notes and repetitions; one
-that a table shows has a row in `app/bench/show/columns.py`, too.
+older versions lack it, and a row in docs/bench-json.md. One that a table shows has a row in
+`app/bench/show/columns.py`, too.
 
 `result.py` sets the fields of a test (`Result`), `run.py` those of a run (`RunDocument`). Their parts come from
 `document.py` (machine, model, identity), `memory_speed.py`, `ratios.py`, `kv_formats.py`, `profile.py`, `run_cost.py`
 and `hosts.py`.
 
-Guards: tests/app/bench/test_views.py, which compares the keys with docs/bench-json.md and CSV.
+Guards: tests/app/bench/test_views.py, which compares the keys with docs/bench-json.md.
 """
 
 from collections.abc import Mapping, Sequence
@@ -394,7 +394,7 @@ class HostsAccount(Struct, frozen=True, kw_only=True):
 
 
 class RunDocument(Struct, frozen=True, kw_only=True):
-    """The document of `headrace bench`. Table, Markdown, CSV, report and comparison are made from it.
+    """The document of `headrace bench`. Table, Markdown, report and comparison are made from it.
 
     rounds: those begun.
     run_costs: times of passes by draft length, for workloads only; see `run_cost`.

@@ -1,4 +1,4 @@
-"""A quality document as table, Markdown or CSV.
+"""A quality document as table or Markdown.
 
 `bench --quality` prints it. A new figure of `QualityResult` is a row of `_columns`.
 
@@ -7,7 +7,7 @@ Guard: tests/app/bench/quality/test_quality_run.py.
 
 from collections.abc import Callable
 
-from msgspec import UNSET, to_builtins
+from msgspec import UNSET
 from rich.text import Text
 
 from headrace.app.bench.measure.setup import setup_line
@@ -15,7 +15,7 @@ from headrace.app.bench.quality.figures import Figure, QualityResult
 from headrace.app.bench.quality.quality_run import QualityDocument
 from headrace.app.bench.show.formats import model_line
 from headrace.app.bench.show.phrases import interval
-from headrace.app.output.document import csv_table, flat, markdown_table
+from headrace.app.output.document import markdown_table
 from headrace.app.output.tables import Column, print_lines, print_table
 from headrace.runtime.metrics.units import format_bytes, percent
 
@@ -38,11 +38,6 @@ def markdown(document: QualityDocument) -> str:
     rows = [[cell(entry) for _, _, cell in columns] for entry in document.results]
     lines = markdown_table([name for name, _, _ in columns], rows, left=2)
     return "\n".join([*lines, "", *(f"- {line}" for line in circumstances(document))])
-
-
-def csv_text(document: QualityDocument) -> str:
-    """Return a row for each result, nested figures as `kl_mean.low`."""
-    return csv_table([{"model": document.reference.name, **flat(to_builtins(entry))} for entry in document.results])
 
 
 def circumstances(document: QualityDocument) -> list[str]:

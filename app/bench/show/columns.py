@@ -1,26 +1,24 @@
-"""Columns of a run's tests, and the tables of them: for the terminal and in Markdown; all figures as CSV.
+"""Columns of a run's tests, and the tables of them, for the terminal and in Markdown.
 
 Each table names engine, model and test of a row in its own way; the figures after them are columns of
 `RESULT_COLUMNS`, or of `WORKLOAD_COLUMNS` for workloads with speculation. The HTML report reads them, too. Rows are
 entries of the JSON document, so running and finished runs look alike.
 
-A new figure is a row of one of the two tables, with a heading for each view that shows it. CSV has all fields but notes
-and repetitions anyway.
+A new figure is a row of one of the two tables, with a heading for each view that shows it.
 
 Guard: tests/app/bench/test_views.py.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
-from msgspec import Struct, to_builtins
-from msgspec.inspect import is_struct_type
+from msgspec import Struct
 from rich.console import Group
 from rich.text import Text
 
-from headrace.app.bench.measure.records import Result, RunDocument, SpeculationGain
+from headrace.app.bench.measure.records import Result, SpeculationGain
 from headrace.app.bench.show.phrases import above_one, below_one, bracketed, energy_cell, interval, label, spread
-from headrace.app.output.document import csv_table, flat, markdown_table
+from headrace.app.output.document import markdown_table
 from headrace.app.output.tables import Column, table_lines
 from headrace.runtime.metrics.units import decimals, format_bytes, percent, speed_text
 
@@ -295,38 +293,6 @@ def _markdown_lines(results: Sequence[Result], rows: Sequence[Result], figures: 
     columns = [column for column in columns if column.is_in_markdown(results)]
     head = [str(column.markdown) for column in columns]
     return markdown_table(head, [[column.markdown_cell(entry) for column in columns] for entry in rows])
-
-
-def csv_text(document: RunDocument) -> str:
-    """Return one row per test, nested figures as `itl_ms.p50`, with the machine in every row.
-
-    The columns are those of the struct, always the same; absent figures are empty cells.
-    """
-    columns = [name for name in _figure_names(Result) if name != "notes"]
-    device = document.device
-    shared = {
-        "created": document.created,
-        "device.name": device.name,
-        "device.backend": device.backend,
-        "device.measured_peak_gb_s": device.measured_peak_gb_s,
-    }
-    rows = []
-    for entry in document.results:
-        figures = flat(to_builtins(entry))
-        samples = " ".join(f"{value:.6g}" for value in entry.samples)
-        rows.append({**shared, **{name: figures.get(name) for name in columns}, "samples": samples})
-    return csv_table(rows)
-
-
-def _figure_names(kind: type[object], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted names of a struct's figures and of those within it, but not of lists of records."""
-    for name, hint in get_type_hints(kind).items():
-        parts = [part for part in (hint, *get_args(hint)) if isinstance(part, type)]
-        nested = next((part for part in parts if is_struct_type(part)), None)
-        if nested is None:
-            yield f"{prefix}{name}"
-        elif get_origin(hint) is not list:
-            yield from _figure_names(nested, f"{prefix}{name}.")
 
 
 def _by_kind(results: Sequence[Result]) -> tuple[list[Result], list[Result]]:

@@ -8,7 +8,7 @@ Guard: tests/app/cli/test_bench.py.
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -207,33 +207,29 @@ def _require_peers(document: "RunDocument", engines: list[str]) -> None:
 
 
 def _print_run(document: "RunDocument", form: str | None) -> None:
-    from headrace.app.bench.show.columns import csv_text
     from headrace.app.bench.show.formats import markdown
     from headrace.app.bench.show.terminal_views import show_run
 
-    _print(document, form, show_run, {"md": markdown, "csv": csv_text})
+    _print(document, form, show_run, markdown)
 
 
 def _print(
-    document: Document,
-    form: str | None,
-    table: Callable[[Document], None],
-    writers: Mapping[str, Callable[[Document], str]],
+    document: Document, form: str | None, print_table: Callable[[Document], None], markdown: Callable[[Document], str]
 ) -> None:
     """Print a document.
 
-    form: "table", "json" or one of `writers`; None: the table on a terminal, "md" elsewhere.
-    table: prints the table.
-    writers: return the other forms.
+    form: "table", "md" or "json"; None: the table on a terminal, Markdown elsewhere.
+    print_table: prints the table.
+    markdown: returns the text in Markdown.
     """
-    if form is None and not sys.stdout.isatty():
-        form = "md"
-    if form in (None, "table"):
-        table(document)
-    elif form == "json":
+    if form is None:
+        form = "table" if sys.stdout.isatty() else "md"
+    if form == "json":
         print_json(document)
+    elif form == "table":
+        print_table(document)
     else:
-        say(writers[form](document))
+        say(markdown(document))
 
 
 def _measure_quality(ctx: click.Context, given: BenchOptions) -> int:
@@ -280,7 +276,7 @@ def _measure_quality(ctx: click.Context, given: BenchOptions) -> int:
             threads=given.threads,
         )
     )
-    _print(measured, given.chosen_form, show.show, {"md": show.markdown, "csv": show.csv_text})
+    _print(measured, given.chosen_form, show.show, show.markdown)
     return INTERRUPTED if measured.interrupted else 0
 
 

@@ -21,7 +21,7 @@ from headrace.runtime.errors import UsageError
 if TYPE_CHECKING:
     from headrace.app.bench.measure.peers import Peer
 
-FORMATS = ("table", "md", "csv")
+FORMATS = ("table", "md")
 
 
 class BenchOptions(Struct, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ class BenchOptions(Struct, frozen=True, kw_only=True):
     against: tuple[str, ...]  # other weights
     text: Path | None
     # Output
-    form: Literal["table", "md", "csv"] | None  # see `chosen_form`
+    form: Literal["table", "md"] | None  # see `chosen_form`
     as_json: bool
     report: Path | None
 
@@ -144,7 +144,7 @@ _OPTIONS = (
         *("-o", "--output", "form"),
         metavar="FORM",
         type=click.Choice(FORMATS),
-        help="Output form: table, md or csv [table; md in pipes].",
+        help="Output form: table or md [table; md in pipes].",
     ),
     click.option("--json", "as_json", is_flag=True, help="One JSON document."),
     click.option(

@@ -20,7 +20,7 @@ from headrace.app.bench.measure.sample import Answered, Pair, Repetition, Sample
 from headrace.app.bench.measure.setup import EngineSetup
 from headrace.app.bench.measure.workloads import chosen_workloads
 from headrace.app.bench.show import formats
-from headrace.app.bench.show.columns import csv_text, results_table
+from headrace.app.bench.show.columns import results_table
 from headrace.app.bench.show.terminal_views import show_run
 from headrace.app.cli.bench.command import bench
 from headrace.app.verify.expectation import Expectation
@@ -193,7 +193,6 @@ def test_every_output_format_has_the_workloads(model: Path, capsys: pytest.Captu
     assert document["run_costs"]["guesses"]
     assert document["scaling"] == []
     run_document = checked(document, "the run")
-    assert "speculation.ratio.median" in csv_text(run_document)
     markdown = formats.markdown(run_document)
     assert "| gain (95 %) |" in markdown
     assert "- break-even by acceptance rate" in markdown

@@ -1,6 +1,5 @@
 """Every way a run is shown: formats that can be read back, tables that fit, a page that stands alone."""
 
-import csv
 import io
 import json
 import re
@@ -8,7 +7,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from msgspec import Struct, to_builtins
+from msgspec import Struct
 from msgspec.structs import replace
 
 from headrace.app.bench.compare.documents import checked, read_document
@@ -22,18 +21,17 @@ from headrace.app.bench.measure.records import (
     MeasuredPeak,
     ModelEntry,
     Profile,
-    Result,
     RunDocument,
 )
 from headrace.app.bench.measure.result import result
-from headrace.app.bench.measure.sample import Answered, Arrival, Pair, Repetition, Sample
+from headrace.app.bench.measure.sample import Arrival, Repetition, Sample
 from headrace.app.bench.measure.setup import EngineSetup, setup_line
 from headrace.app.bench.show import formats
 from headrace.app.bench.show.charts import speed_by_depth
-from headrace.app.bench.show.columns import csv_text, results_table
+from headrace.app.bench.show.columns import results_table
 from headrace.app.bench.show.formats import step_figures
 from headrace.app.bench.show.html_report import html
-from headrace.app.output.document import flat, json_text
+from headrace.app.output.document import json_text
 from headrace.runtime.errors import UsageError
 from headrace.runtime.machine.energy import EnergyUse
 from headrace.runtime.machine.hardware import PowerState
@@ -103,18 +101,6 @@ def document() -> RunDocument:
 DOCUMENT = document()
 
 
-def workload() -> Result:
-    """An entry of one answered with guesses and without."""
-    on = Answered(90, 0.4, 40, proposed=60, accepted=50, tried=55)
-    off = Answered(90, 0.9, 90)
-    sample = Sample(
-        0.0, None, [0.01] * 40, 98e6, 3e6, None, 10**8, prompt_tokens=300, pair=Pair(on, off, True, ("ngram",))
-    )
-    setup = SETUPS["headrace"]
-    test = Test(300, 64, workload="edit", temperature=1.0)
-    return result(test, [Repetition(sample, 0.0, 45.0)] * 3, setup=setup, peak_gb_s=50.0, nominal_gb_s=None)
-
-
 def test_results_have_every_key_of_the_contract_and_survive_json() -> None:
     again = json.loads(json_text(DOCUMENT))
     for entry in again["results"]:
@@ -157,33 +143,6 @@ def test_without_energy_there_is_no_column_of_it() -> None:
 def test_an_engine_without_a_thread_count_shows_the_requested_one() -> None:
     said = setup_line(EngineSetup("mlx-lm", "tiny", "1", settings={"device": "cpu"}, threads_told=2))
     assert said == "mlx-lm 1: 2 threads requested, actual number unknown, device cpu"
-
-
-def test_csv_reads_back() -> None:
-    rows = list(csv.DictReader(io.StringIO(csv_text(DOCUMENT))))
-    assert len(rows) == 10
-    assert float(rows[1]["tokens_per_second.mean"]) == pytest.approx(DOCUMENT.results[1].tokens_per_second.mean)
-    assert rows[0]["device.name"] == "Made-up CPU"
-    assert [(row["threads"], row["threads_batch"]) for row in (rows[0], rows[-1])] == [("2", "2"), ("2", "3")]
-    assert len(rows[0]["samples"].split()) == 5
-
-
-def test_csv_has_the_same_columns_for_every_document() -> None:
-    everything = replace(DOCUMENT, results=[*DOCUMENT.results, workload()])
-    whole = list(csv.DictReader(io.StringIO(csv_text(everything))))
-    unknown = {"mbu_nominal", "drift"}  # this machine's nominal peak is; drift takes more repetitions
-    assert not {column for column in whole[0] if not any(row[column] for row in whole)} - unknown
-    assert float(whole[0]["ttft_ms.median"]) > 0
-    assert float(whole[1]["mbu_paired.mean"]) > 0
-    decode_only = csv_text(replace(DOCUMENT, results=[DOCUMENT.results[1]]))
-    assert decode_only.splitlines()[0].split(",") == list(whole[0])
-
-
-def test_csv_has_every_figure_of_a_result() -> None:
-    for entry in (*DOCUMENT.results, workload()):
-        figures = {key: value for key, value in to_builtins(entry).items() if key not in ("repetitions", "notes")}
-        row = next(csv.DictReader(io.StringIO(csv_text(replace(DOCUMENT, results=[entry])))))
-        assert not {key for key, value in flat(figures).items() if value is not None} - set(row)
 
 
 THREADS = ("headrace 0: 2 threads", "llama.cpp 0.3: 2 threads (3 for prompts), flash attention on")

@@ -89,7 +89,6 @@ def test_batch_results_and_scaling_are_in_every_output_format(model: Path) -> No
     markdown = run(*arguments).stdout
     assert "tok/s each" in markdown
     assert "- tg4 x3 (headrace): " in markdown
-    assert ",batch," in run(*arguments, "-o", "csv").stdout
     joined = run(
         "-m", str(model), "-p", "0", "-n", "0", "--batch", "2", "--arrivals", "16", "-r", "2", "-o", "table"
     ).stdout

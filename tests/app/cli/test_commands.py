@@ -239,6 +239,7 @@ def test_an_unknown_command_is_one_line_and_a_hint(
     ("arguments", "words"),
     [
         ("bench -o json", "`--json` prints"),
+        ("bench -o csv", "`--json` prints"),
         ("bench --save x.json", "`--json > FILE`"),
         ("models info smollm2-135m", "did you mean headrace models show?"),
         ("models remove smollm2-135m", "did you mean headrace models rm?"),

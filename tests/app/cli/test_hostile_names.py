@@ -25,7 +25,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         "predict -m", "predict --explain -m", "models show", "run -n 2 hi --stats -m",
         "verify --tokens 2 --sequences 2 -m",
-        *(f"bench -p 4 -n 4 -r 1 {form} -m" for form in ("-o md", "-o csv", "-o table", "--json")),
+        *(f"bench -p 4 -n 4 -r 1 {form} -m" for form in ("-o md", "-o table", "--json")),
     ],
 )  # fmt: skip
 def test_commands_escape_names(command: str, model: Path, tmp_path: Path) -> None:
