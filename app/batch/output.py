@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from headrace.app.batch.line import BadLine, BatchLine
+from headrace.app.batch.parse import BadLine, BatchLine
 from headrace.app.batch.result import digest_of, may_begin
 from headrace.runtime.config.files import sync_file, sync_folder
 from headrace.runtime.errors import HeadraceError, UsageError

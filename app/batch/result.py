@@ -8,12 +8,12 @@ Guard: tests/app/batch/test_output.py.
 """
 
 import time
+from collections.abc import Mapping
 
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.openai_form import chat_choice, text_choice, written_call
 from headrace.app.answer.usage import openai_usage, token_counts
-from headrace.app.batch.line import BadLine, BatchLine
-from headrace.app.batch.openai_form import PREFIX, response
+from headrace.app.batch.parse import BadLine, BatchLine
 from headrace.models.loading.load import LoadedModel
 from headrace.runtime.errors import ContextLimitError, HeadraceError, NotEnoughMemoryError, UsageError
 
@@ -23,7 +23,9 @@ _CODES = {  # code and HTTP status of errors that a client can act on
     NotEnoughMemoryError: ("not_enough_memory", 507),
 }
 _FAILED = ("failed", 500)
-_BEGINNINGS = (b'{"line": ', f'{{"id": "{PREFIX}'.encode())  # of a written result, in either form
+_PREFIX = "batch_req_"
+"""Beginning of a result's id in the OpenAI batch form; the rest is the request's digest."""
+_BEGINNINGS = (b'{"line": ', f'{{"id": "{_PREFIX}'.encode())  # of a written result, in either form
 
 
 def result(line: BatchLine, answer: Answer, model: LoadedModel) -> dict[str, object]:
@@ -74,7 +76,7 @@ def result(line: BatchLine, answer: Answer, model: LoadedModel) -> dict[str, obj
         "usage": openai_usage([answer.end]),
         **details,
     }
-    return response(line.digest, line.name, 200, body, None)
+    return _response(line.digest, line.name, 200, body, None)
 
 
 def failure(line: BatchLine | BadLine, error: HeadraceError) -> dict[str, object]:
@@ -91,7 +93,26 @@ def failure(line: BatchLine | BadLine, error: HeadraceError) -> dict[str, object
     if status == 400:
         kind = "invalid_request_error"
     body = {"message": str(error), "type": kind, "param": None, "code": code}
-    return response(line.digest, line.name, status, {"error": body}, details)
+    return _response(line.digest, line.name, status, {"error": body}, details)
+
+
+def _response(
+    digest: str, name: str | int | None, status: int, body: Mapping[str, object], error: Mapping[str, object] | None
+) -> dict[str, object]:
+    """Return a line of the output in the OpenAI batch form.
+
+    digest: of the request.
+    name: `custom_id` of the request's line.
+    status: as of an HTTP response.
+    body: of the response.
+    error: None for a response of status 200.
+    """
+    return {
+        "id": f"{_PREFIX}{digest}",
+        "custom_id": name,
+        "response": {"status_code": status, "request_id": f"req_{digest}", "body": body},
+        "error": error,
+    }
 
 
 def digest_of(document: object) -> tuple[str, bool]:
@@ -99,8 +120,8 @@ def digest_of(document: object) -> tuple[str, bool]:
     match document:
         case {"request": str(digest), "error": error}:
             return digest, error is None
-        case {"id": str(name), "custom_id": _, "response": dict(), "error": error} if name.startswith(PREFIX):
-            return name.removeprefix(PREFIX), error is None
+        case {"id": str(name), "custom_id": _, "response": dict(), "error": error} if name.startswith(_PREFIX):
+            return name.removeprefix(_PREFIX), error is None
     raise ValueError("no result of a batch")
 
 

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.options import DEFAULTS
-from headrace.app.batch.line import BadLine, BatchLine
 from headrace.app.batch.output import Output
+from headrace.app.batch.parse import BadLine, BatchLine
 from headrace.app.batch.progress import Counts
 from headrace.app.batch.result import failure, result
 from headrace.models.text.encoding import EncodingStoppedError, encoding_ends

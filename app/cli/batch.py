@@ -28,8 +28,8 @@ from headrace.runtime.errors import INTERRUPTED, CheckpointError, UsageError
 from headrace.runtime.metrics.units import counted
 
 if TYPE_CHECKING:
-    from headrace.app.batch.line import BadLine, BatchDefaults, BatchLine
     from headrace.app.batch.output import ResultFile
+    from headrace.app.batch.parse import BadLine, BatchDefaults, BatchLine
     from headrace.app.batch.run_batch import Tally
     from headrace.app.batch.summary import BatchReport
     from headrace.app.config.settings import Settings
@@ -158,7 +158,7 @@ def _replaced_note(file: "ResultFile") -> str:
 def _defaults(
     arguments: BatchArguments, settings: "Settings", resolved: "ResolvedModel", context: int | None
 ) -> "BatchDefaults":
-    from headrace.app.batch.line import BatchDefaults
+    from headrace.app.batch.parse import BatchDefaults
     from headrace.app.config.settings import read_toml, settings_path
     from headrace.models.loading.recommended import catalog_sampling
 

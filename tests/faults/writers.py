@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.app.batch.line import BatchDefaults, BatchLine
 from headrace.app.batch.output import ResultFile
-from headrace.app.batch.parse import parse_lines
+from headrace.app.batch.parse import BatchDefaults, BatchLine, parse_lines
 from headrace.app.batch.result import digest_of
 from headrace.app.config.presets import Preset, delete_preset, load_presets, save_preset
 from headrace.app.config.settings import load_settings, save_setting

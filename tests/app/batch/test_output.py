@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from headrace.app.batch.line import BadLine, BatchDefaults, BatchLine
 from headrace.app.batch.output import ResultFile, ResultStream, line_of
-from headrace.app.batch.parse import parse_lines
+from headrace.app.batch.parse import BadLine, BatchDefaults, BatchLine, parse_lines
 from headrace.app.batch.result import digest_of, failure
 from headrace.runtime.errors import ContextLimitError, HeadraceError, NotEnoughMemoryError, UsageError
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.app.answer.openai_form import read_chat, read_completion
 from headrace.app.answer.options import AnswerOptions
-from headrace.app.batch.line import BadLine, BatchDefaults, BatchLine
-from headrace.app.batch.parse import parse_line, parse_lines
+from headrace.app.batch.parse import BadLine, BatchDefaults, BatchLine, parse_line, parse_lines
 
 DEFAULTS = BatchDefaults(options=AnswerOptions(temperature=0.5, max_tokens=9), model="tiny", names=frozenset({"tiny"}))
 

@@ -12,9 +12,8 @@ from msgspec.structs import replace
 from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.options import DEFAULTS as ANSWER_DEFAULTS
 from headrace.app.answer.options import AnswerOptions
-from headrace.app.batch.line import BatchDefaults, BatchLine
 from headrace.app.batch.output import ResultFile, ResultStream
-from headrace.app.batch.parse import parse_lines
+from headrace.app.batch.parse import BatchDefaults, BatchLine, parse_lines
 from headrace.app.batch.progress import progress_text
 from headrace.app.batch.run_batch import Batch, Tally
 from headrace.models.loading.load import LoadedModel, load_model

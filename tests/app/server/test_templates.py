@@ -15,8 +15,7 @@ import pytest
 
 from headrace.app import api
 from headrace.app.answer.tools import read_tools
-from headrace.app.batch.line import BatchDefaults, BatchLine
-from headrace.app.batch.parse import parse_line
+from headrace.app.batch.parse import BatchDefaults, BatchLine, parse_line
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.models.text.tokenizer import Tokenizer
 from tests.models.text.test_adapt_messages import TEMPLATES

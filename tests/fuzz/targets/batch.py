@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.app.answer.options import AnswerOptions
-from headrace.app.batch.line import BadLine, BatchDefaults, BatchLine
 from headrace.app.batch.output import ResultFile, line_of
-from headrace.app.batch.parse import parse_lines
+from headrace.app.batch.parse import BadLine, BatchDefaults, BatchLine, parse_lines
 from headrace.app.batch.result import failure
 from headrace.runtime.errors import HeadraceError
 from tests.fuzz.mutate import json_bytes, mutated_bytes, mutated_value, text
