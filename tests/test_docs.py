@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from msgspec import to_builtins
 
-from headrace.app.bench.compare.documents import checked, compare_documents
+from headrace.app.bench.compare import checked, compare_documents
 from headrace.app.cli.bench.command import bench
 from headrace.app.cli.run.command import run
 from tests.app.cli.test_bench import LLAMA_BENCH

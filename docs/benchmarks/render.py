@@ -5,7 +5,7 @@
 A table stands between `<!-- table ID -->` and `<!-- end -->`; its text is replaced. An interval in the JSON is
 `[value, low, high]`, an unknown figure `null`.
 
-Guards: tests/test_readme.py and tests/app/bench/show/test_machine_report.py.
+Guards: tests/test_readme.py and tests/app/cli/bench/test_machine_report.py.
 """
 
 import json

@@ -5,8 +5,8 @@ older versions lack it, and a row in docs/bench-json.md. One that a table shows 
 `app/bench/show/columns.py`, too.
 
 `result.py` sets the fields of a test (`Result`), `run.py` those of a run (`RunDocument`). Their parts come from
-`document.py` (machine, model, identity), `memory_speed.py`, `ratios.py`, `kv_formats.py`, `profile.py`, `run_cost.py`
-and `hosts.py`.
+`document.py` (machine, model, identity, hosts), `memory_speed.py`, `ratios.py`, `kv_formats.py`, `profile.py` and
+`run_cost.py`.
 
 Guards: tests/app/bench/test_views.py, which compares the keys with docs/bench-json.md.
 """

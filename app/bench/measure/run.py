@@ -18,13 +18,14 @@ from msgspec.structs import replace
 from headrace.app.answer.first_pass import first_pass_text
 from headrace.app.bench.measure.document import (
     device_facts,
+    hosts_account,
+    hosts_notes,
     identity,
     model_facts,
     nominal_gb_s,
     points_of,
     power_notes,
 )
-from headrace.app.bench.measure.hosts import hosts_account, hosts_notes
 from headrace.app.bench.measure.kv_formats import check_memory, in_formats, kv_ratios
 from headrace.app.bench.measure.memory_speed import MemorySpeed
 from headrace.app.bench.measure.own import OwnEngine

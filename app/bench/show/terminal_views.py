@@ -2,7 +2,7 @@
 
 `headrace bench` and `bench compare` print them. In a pipe a run is Markdown (`formats.py`).
 
-Guards: tests/app/bench/test_views.py; tests/app/bench/compare/test_documents.py for the lines of a comparison.
+Guards: tests/app/bench/test_views.py; tests/app/bench/test_compare.py for the lines of a comparison.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from headrace.app.bench.compare.documents import ComparedTest, RunComparison, Verdict
+from headrace.app.bench.compare import ComparedTest, RunComparison, Verdict
 from headrace.app.bench.measure.records import Result, RunDocument
 from headrace.app.bench.measure.result import DRIFT
 from headrace.app.bench.measure.setup import setup_line

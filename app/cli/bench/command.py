@@ -95,7 +95,7 @@ def compare(a: Path, b: Path, as_json: bool) -> int:
 
     A and B are files of --json.
     """
-    from headrace.app.bench.compare.documents import compare_documents, read_document
+    from headrace.app.bench.compare import compare_documents, read_document
     from headrace.app.bench.show.terminal_views import comparison_lines, show_comparison
 
     comparison = compare_documents(read_document(a), read_document(b))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from headrace.app.bench.compare.documents import checked
+from headrace.app.bench.compare import checked
 from headrace.app.bench.measure import pair as measuring
 from headrace.app.bench.measure.document import identity
 from headrace.app.bench.measure.pair import WorkloadPrompt, measure_pair, questions

@@ -5,7 +5,7 @@ from statistics import NormalDist, fmean
 
 import pytest
 
-from headrace.app.bench.compare.significance import difference, holm
+from headrace.app.bench.compare import difference, holm
 from headrace.app.bench.stats import bootstrap, geometric_ratio, sd, student_cdf, student_quantile
 
 

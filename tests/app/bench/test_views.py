@@ -10,9 +10,9 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from headrace.app.bench.compare.documents import checked, read_document
+from headrace.app.bench.compare import checked, read_document
 from headrace.app.bench.measure import records
-from headrace.app.bench.measure.hosts import hosts_notes
+from headrace.app.bench.measure.document import hosts_notes
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.ratios import ratios
 from headrace.app.bench.measure.records import (

