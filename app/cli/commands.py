@@ -304,8 +304,10 @@ def _usage_lines(error: click.UsageError) -> tuple[str, str]:
     command = PROGRAM
     if error.ctx is not None:
         command = error.ctx.command_path
-    if isinstance(error, click.NoSuchOption) and (hint := instead_of(error.option_name, command)):
-        return f"no such option '{error.option_name}'", hint
+    if isinstance(error, click.NoSuchOption):
+        hint = instead_of(error.option_name, command)
+        if hint:
+            return f"no such option '{error.option_name}'", hint
     if isinstance(error, click.BadParameter) and error.param is not None:
         hint = instead_of_value(error.param.opts[-1], command)
         if hint:

@@ -32,7 +32,10 @@ def read_bounded(source: Path | None, limit: int) -> bytes:
         with nullcontext(cast(BufferedReader, sys.stdin.buffer)) if source is None else source.open("rb") as file:
             pieces = []
             remaining = limit  # below zero: the file is longer than the limit
-            while remaining >= 0 and (piece := file.read1(_AT_ONCE)):  # `read` asks a terminal again after its end
+            while remaining >= 0:
+                piece = file.read1(_AT_ONCE)  # `read` asks a terminal again after its end
+                if not piece:
+                    break
                 pieces.append(piece)
                 remaining -= len(piece)
     except OSError as error:

@@ -75,6 +75,8 @@ class TelemetryReader:
 def wait_for_model(reader: TelemetryReader, seconds: float) -> list[Event]:
     """Return the first events, at least one, or none after some seconds."""
     deadline = time.monotonic() + seconds
-    while not (events := reader.poll()) and time.monotonic() < deadline:
+    events = reader.poll()
+    while not events and time.monotonic() < deadline:
         time.sleep(0.02)
+        events = reader.poll()
     return events

@@ -87,7 +87,8 @@ def machine_facts() -> Facts:
     host = machine()
     room = budget(host)
     bandwidth = host.nominal_bandwidth
-    if host.backend != "metal" and (peak := cached_peak(host)):
+    peak = cached_peak(host)
+    if host.backend != "metal" and peak is not None:
         bandwidth = peak.bytes_per_second
     return {
         "device": host.device_name,

@@ -111,8 +111,11 @@ class RankProcess:
                 if (report := self._reports.get(timeout=_LOOK_S)) is None:
                     raise self._gone()
                 return report
-            if (how := self.silent()) or time.monotonic() > until:
-                raise EngineError(f"{self.host.name} {how or 'has not reported'}", self._how_to_reach())
+            how = self.silent()
+            if how is None and time.monotonic() > until:
+                how = "has not reported"
+            if how is not None:
+                raise EngineError(f"{self.host.name} {how}", self._how_to_reach())
 
     def silent(self) -> str | None:
         """Return in words that no heartbeat has come; None if one has."""

@@ -181,8 +181,11 @@ class Ranks:
         with self._closing:
             self._closed = True
             for process in self.processes:
+                if error.rank not in (None, process.host.rank):
+                    continue
                 # A rank that is not known is any of them, so those that run cost their wait each.
-                if error.rank in (None, process.host.rank) and (how := process.ended(_LOOK_S)):
+                how = process.ended(_LOOK_S)
+                if how is not None:
                     error = RankLostError(f"{error} (it {how})", error.hint, process.host.rank)
                     break
             self._say(error)
@@ -198,9 +201,9 @@ class Ranks:
 
     def _threads(self) -> list[str]:
         """Divide this machine's cores among its ranks, unless told otherwise; return the others' variable."""
-        if (here := self.hosts.local_ranks) < 2 or environment.threads():
+        if self.hosts.local_ranks < 2 or environment.threads():
             return []
-        threads = max(1, machine().physical_cores // here)
+        threads = max(1, machine().physical_cores // self.hosts.local_ranks)
         if native.status().available:
             native.set_threads(threads)
         return [f"{environment.THREADS}={threads}"]

@@ -25,7 +25,8 @@ _LIST = '`headrace predict --list-chips` lists all; figures do as well: "1100 GB
 
 def chip_targets(text: str, memory_gb: int | None = None) -> list[TargetMachine]:
     """Return every variant of the named chip, slowest first. Raises UsageError for unknown or ambiguous names."""
-    if (figures := _FIGURES.fullmatch(text.strip())) is not None and float(figures[1]) > 0:
+    figures = _FIGURES.fullmatch(text.strip())
+    if figures is not None and float(figures[1]) > 0:
         usable = None
         if memory_gb is not None:
             usable = usable_bytes(memory_gb, apple=False)
@@ -58,7 +59,10 @@ def machine_targets(text: str, memory_gb: int | None = None) -> list[TargetMachi
     targets: list[TargetMachine] = []
     for name in text.split(","):
         shown = _MACHINE.fullmatch(name.strip())
-        if shown is None or not 1 <= (count := int(shown["count"] or 1)) <= MOST_MACHINES:
+        count = 0
+        if shown is not None:
+            count = int(shown["count"] or 1)
+        if shown is None or not 1 <= count <= MOST_MACHINES:
             raise UsageError(
                 f"--hosts: {name.strip()!r} is no machine", 'machines look like "M4 Max,2x M3 Ultra 256 GB"'
             )

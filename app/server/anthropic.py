@@ -108,10 +108,12 @@ def _system(value: object) -> str:
 
 
 def _text(block: object, where: str, *, in_history: bool = False) -> str:
-    if in_history and isinstance(block, dict) and (words := not_shown(block.get("type"))) is not None:
-        return words
-    if isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str):
-        return str(block["text"])
+    if isinstance(block, dict):
+        words = not_shown(block.get("type"))
+        if in_history and words is not None:
+            return words
+        if block.get("type") == "text" and isinstance(block.get("text"), str):
+            return str(block["text"])
     raise UsageError(f"{where} must be a text block, not {shown(block)}")
 
 

@@ -67,7 +67,10 @@ class OpenAIForm(ABC):
         """Return a chunk of what only headrace's own clients ask for."""
         extra = prefix_of(self._call, event)
         self._own |= extra
-        if self._call.steps and (figures := document(event)) is not None:
+        figures = None
+        if self._call.steps:
+            figures = document(event)
+        if figures is not None:
             name, data = figures
             extra |= {"event": name, "data": data}
         if extra:

@@ -122,7 +122,8 @@ def read_input(body: Body) -> list[dict[str, object]]:
             case {"type": "function_call"}:
                 identifier, name, arguments = required_texts(entry, where, "call_id", "name", "arguments")
                 message = _own_message(messages)
-                if isinstance(space := entry.get("namespace"), str) and space:
+                space = entry.get("namespace")
+                if isinstance(space, str) and space:
                     name = name_in(space, name)
                 message.setdefault("tool_calls", []).append(tool_call(identifier, name, arguments))
             case {"type": "custom_tool_call"}:
@@ -231,8 +232,8 @@ class ResponseForm:
             self._own = {"headrace": extra}
         if not isinstance(event, Delta | Done):
             return b""
-        if isinstance(event, Delta) and (tokens := token_reports(event)):
-            self._reports += chat_logprobs(tokens)["content"]
+        if isinstance(event, Delta):
+            self._reports += chat_logprobs(token_reports(event))["content"]
         pieces = [self._part(part) for part in self._answer.take(event)]
         if isinstance(event, Done):
             pieces.append(self._close())

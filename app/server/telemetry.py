@@ -27,7 +27,9 @@ class Telemetry:
 
     def take(self, event: Event) -> None:
         """Send an event to all readers."""
-        if self._readers and (piece := _piece(event)):
+        if not self._readers:
+            return
+        if piece := _piece(event):
             for queue in self._readers:
                 _put(queue, piece)
 

@@ -26,9 +26,9 @@ def ratios(results: Sequence[Result], peer: str) -> list[Ratio]:
     """Return headrace / peer for every shared test and model, paired by round, with 95 % intervals."""
     ours = {_key(entry): entry for entry in results if entry.engine == "headrace"}
     return [
-        Ratio(entry.test, entry.depth, entry.model, peer, *paired_ratio(own_entry, entry))
+        Ratio(entry.test, entry.depth, entry.model, peer, *paired_ratio(ours[_key(entry)], entry))
         for entry in results
-        if entry.engine == peer and (own_entry := ours.get(_key(entry))) is not None
+        if entry.engine == peer and _key(entry) in ours
     ]
 
 
@@ -49,7 +49,8 @@ def scaling(results: Sequence[Result]) -> list[Scaling]:
     rows = []
     for entry in results:
         batch = entry.batch
-        if batch == 1 or entry.prompt_tokens or (single := alone.get(_alone(entry))) is None:
+        single = alone.get(_alone(entry))
+        if batch == 1 or entry.prompt_tokens or single is None:
             continue
         ratio, low, high, pairs = paired_ratio(entry, single)
         rows.append(

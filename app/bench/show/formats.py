@@ -100,6 +100,7 @@ def model_line(model: ModelEntry) -> str:
 
 def peak_line(device: Device) -> str:
     measured = device.measured_peak
+    best = device.remembered_peak
     nominal = device.nominal_peak_gb_s
     parts = []
     if measured:
@@ -107,7 +108,7 @@ def peak_line(device: Device) -> str:
             f"measured peak {measured.upper_quartile:.1f} GB/s during the run "
             f"(90 % of passes {measured.p5:.1f} to {measured.p95:.1f})"
         )
-    if (best := device.remembered_peak) and (not measured or best.gb_s > measured.upper_quartile):
+    if best and (not measured or best.gb_s > measured.upper_quartile):
         parts.append(f"best recent peak {best.gb_s:.1f} GB/s on {best.measured_at[:10]}")
     parts.append(f"nominal {nominal:.0f} GB/s" if nominal else "nominal peak unknown")
     return "; ".join(parts)
