@@ -7,6 +7,7 @@ Guard: tests/app/server/test_served_models.py.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,13 +16,14 @@ from msgspec.structs import replace
 
 from headrace.app.engine.model_card import ModelCard
 from headrace.models.architectures.fields import text_section
+from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.side_file import read_json_object
 from headrace.models.registry.adapters import name_with, split_adapter
 from headrace.models.registry.resolve import find_source
 from headrace.models.registry.source import LocalDirectory, LocalGGUF, path_exists
 from headrace.models.registry.store import Store, StoredModel
 from headrace.runtime.config.paths import shown_name
-from headrace.runtime.errors import CheckpointError, HeadraceError
+from headrace.runtime.errors import CheckpointError, HeadraceError, UsageError
 
 _STARTED = datetime.now(UTC).replace(microsecond=0)
 _OWN_NAMES = ("default", "headrace")
@@ -88,10 +90,13 @@ def is_loosely(name: str, model_name: str) -> bool:
 
     No file is looked for under the name, which comes from a request.
     """
-    base, plus, adapter = model_name.partition("+")
+    base, adapter = model_name, None
+    with suppress(UsageError):  # the name of a folder may end in a plus sign
+        base, adapter = split_adapter(model_name)
     spellings = [model_name]
     if path_exists(base):
-        spellings.append(f"{shown_name(Path(base).expanduser())}{plus}{adapter}")
+        without_folder = shown_name(Path(base).expanduser())
+        spellings.append(without_folder if adapter is None else f"{without_folder}+{adapter}")
     return _with_colon(name) in map(_with_colon, spellings)
 
 
@@ -122,7 +127,7 @@ def _local(name: str) -> InstalledModel | None:
 
 def _context(directory: Path) -> int | None:
     try:
-        config = read_json_object(directory / "config.json")
+        config = normalized(read_json_object(directory / "config.json"))
     except CheckpointError:
         return None
     length = text_section(config).get("max_position_embeddings")

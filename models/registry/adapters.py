@@ -26,10 +26,20 @@ from headrace.runtime.machine.peaks import RECENT_DAYS
 
 
 def split_adapter(text: str) -> tuple[str, str | None]:
-    """Return a model's name, and that of the adapter after it, if any. An existing path has none."""
+    """Return a model's name, and that of the adapter after it, if any. An existing path has none.
+
+    The base may be a path with plus signs: the longest one that exists. Otherwise the adapter follows the first plus.
+    """
     base, plus, adapter = text.partition("+")
     if not plus or path_exists(text):
         return text, None
+    end = text.rfind("+")
+    while end > 0:
+        if path_exists(text[:end]):
+            base = text[:end]
+            adapter = text[end + 1 :]
+            break
+        end = text.rfind("+", 0, end)
     if not base or not adapter:
         raise UsageError(f"{text!a} lacks a model before the plus sign, or an adapter after it")
     return base, adapter

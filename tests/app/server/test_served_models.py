@@ -1,6 +1,7 @@
 """The choice of models that are unloaded for another one, with engines that load at once."""
 
 import asyncio
+import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from headrace.app.config.load_options import ModelSpec
 from headrace.app.server import served_models
 from headrace.app.server.engine import ServedEngine
 from headrace.app.server.errors import ApiError
-from headrace.app.server.models import InstalledModel, installed_models, model_named
+from headrace.app.server.models import InstalledModel, installed_models, is_loosely, model_named
 from headrace.app.server.served_models import ServedModels, memory_needed
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.shape_sources import shape_of_checkpoint
@@ -196,6 +197,21 @@ def test_a_colon_before_an_adapter_is_a_plus_sign_unless_a_model_has_that_name()
     assert model_named("tuned:latest", [adapted]) is adapted
     assert model_named("Tuned:Latest", [adapted, tagged]) is tagged
     assert model_named("tuned+latest", [tagged, adapted]) is adapted
+
+
+def test_a_path_with_plus_signs_is_served_with_an_adapter(tmp_path: Path) -> None:
+    base = write_chat_model(tmp_path / "c++")
+    [model] = installed_models([f"{base}+{tmp_path / 'lora'}"])
+    assert (model.name, model.stored_as) == (f"{base}+lora", f"{base}+{tmp_path / 'lora'}")
+    assert is_loosely("C++:lora", model.name)
+    assert is_loosely("c+", "c+")
+
+
+def test_a_model_that_is_not_loaded_has_its_context(tmp_path: Path) -> None:
+    config = {"model_type": "qwen3_omni_moe", "thinker_config": {"text_config": {"max_position_embeddings": 4096}}}
+    folder = write_chat_model(tmp_path / "omni")
+    (folder / "config.json").write_text(json.dumps(config))
+    assert [model.context for model in installed_models([str(folder)])] == [4096]
 
 
 def test_adapters_of_one_name_in_two_folders_are_two_models(tmp_path: Path) -> None:

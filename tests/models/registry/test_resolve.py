@@ -16,6 +16,7 @@ from headrace.models.checkpoint.shard_header import read_header
 from headrace.models.checkpoint.validation import check_sound
 from headrace.models.loading.load import load_resolved
 from headrace.models.registry import catalog, fetch_wheel, import_gguf
+from headrace.models.registry.adapters import split_adapter
 from headrace.models.registry.catalog import CatalogEntry, Wheel, find
 from headrace.models.registry.checksums import recall_checked, recorded_files
 from headrace.models.registry.hub_id import HubId
@@ -500,6 +501,17 @@ def test_base_plus_adapter_resolves_both(store: Store, tmp_path: Path) -> None:
     model = resolve(f"{base}+{tmp_path / 'lora'}", store=store)
     assert (model.path, model.adapter) == (base, open_adapter(tmp_path / "lora"))
     assert model.name == f"{resolve(str(base), store=store).name}+lora"
+
+
+def test_the_base_before_an_adapter_may_be_a_path_with_plus_signs(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()  # a shorter path that exists, too
+    base = write_model(tmp_path / "c++" / "m+1", "llama")
+    lora = tmp_path / "lora+2"
+    write_adapter(lora, base)
+    model = resolve(f"{base}+{lora}", store=store)
+    assert (model.path, model.adapter) == (base, open_adapter(lora))
+    assert split_adapter(f"qwen3-4b+{lora}") == ("qwen3-4b", str(lora))
+    assert split_adapter(str(base)) == (str(base), None)
 
 
 def test_the_header_of_an_adapter_is_read_once(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
