@@ -107,8 +107,9 @@ def parse_source(text: str) -> Source:
     # A bare word is a path only if a model is there, so that an unrelated folder does not hide a catalog entry.
     if exists and (_looks_like_path(text) or "/" in text or _is_model(path)):
         return _local(path)
-    if (url := _HUB_URL.fullmatch(text)) is not None:
-        return parse_hub_url(url[1])
+    page = _hub_page(text)
+    if page is not None:
+        return parse_hub_url(page)
     _refuse_other_hosts(text)
     if _looks_like_path(text) and os.path.lexists(path):
         raise ModelNotFoundError(
@@ -133,6 +134,19 @@ def path_exists(text: str) -> bool:
         return Path(text).expanduser().exists()
     except (OSError, RuntimeError, ValueError):  # name too long, unknown ~user, NUL
         return False
+
+
+def _hub_page(text: str) -> str | None:
+    """Return the path in an address of the hub, or of the mirror that HF_ENDPOINT names; None for another text."""
+    url = _HUB_URL.fullmatch(text)
+    if url is not None:
+        return url[1]
+    mirror = os.environ.get("HF_ENDPOINT", "").rstrip("/")  # https://hf-mirror.com
+    host = mirror.partition("://")[2]
+    for start in (mirror, host):
+        if host and text.startswith(f"{start}/"):
+            return text.removeprefix(f"{start}/")
+    return None
 
 
 def _refuse_other_hosts(text: str) -> None:

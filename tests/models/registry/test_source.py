@@ -173,6 +173,17 @@ def test_addresses_of_other_hosts_have_a_hint(address: str, word: str) -> None:
     assert word in str(caught.value.hint)
 
 
+@pytest.mark.parametrize("endpoint", ["https://hf-mirror.com", "http://localhost:8080/hub/"])
+def test_pages_of_the_mirror_in_use_name_models(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    mirror = endpoint.rstrip("/")
+    for address in (mirror, mirror.partition("://")[2]):
+        assert parse_source(f"{address}/org/name/tree/main") == HubId("org/name")
+        assert parse_source(f"{address}/org/name/blob/main/m.gguf") == parse_source("org/name/m.gguf")
+    with pytest.raises(UsageError, match="is no model"):
+        parse_source(f"{mirror}/datasets/org/name")
+
+
 @pytest.mark.parametrize("text", ["./nothing", "/no/such/place", "~/nothing", "nothing.gguf", "org/nothing.gguf", ".."])
 def test_paths_without_a_model_are_refused(text: str) -> None:
     with pytest.raises(ModelNotFoundError):
