@@ -183,7 +183,7 @@ def _lm_studio_folders() -> list[Path]:
 def _text(file: Path) -> str:
     """Return the text of a small file without the space around it; nothing for one that cannot be read."""
     try:
-        with file.open(encoding="utf-8") as opened:
+        with file.open(encoding="utf-8-sig") as opened:
             return opened.read(_MAX_SETTINGS_CHARACTERS).strip()
     except (OSError, ValueError):
         return ""

@@ -151,6 +151,8 @@ def test_models_of_lm_studio_are_found_where_its_settings_say(home: Path, store:
         (home / ".lmstudio-home-pointer").write_text(f"{settings.parent}\n")
     settings.write_text(json.dumps({"language": "en", "downloadsFolder": str(home / "disk" / "llms")}))
     assert find_source("org/name", store) == LocalGGUF(file)
+    settings.write_text("\ufeff" + settings.read_text())
+    assert find_source("org/name", store) == LocalGGUF(file)
     for broken in ("", "{", "[]", "null", '{"downloadsFolder": 3}', '{"downloadsFolder": "llms"}', "[" * 100_000):
         settings.write_text(broken)
         assert foreign_models() == [], broken[:40]
