@@ -395,7 +395,9 @@ def _text_or_path(value: object, what: str) -> str | None:
         return None
     if isinstance(value, PathLike):
         value = fspath(value)
-    if not isinstance(value, str) or not value:
+    if value == "":
+        raise UsageError(f"{what} is empty", "leave it out, or pass None")
+    if not isinstance(value, str):
         raise UsageError(f"{what} must be a text or a path, not {shown(value)}")
     return value
 

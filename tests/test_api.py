@@ -93,7 +93,7 @@ def test_load_takes_an_adapter(directory: Path, tmp_path: Path) -> None:
     for name, adapter, message in [
         (f"{directory}+{lora}", lora, "has an adapter already"),
         (directory, 3, "adapter must be a text or a path, not 3"),
-        (directory, "", "adapter must be a text or a path"),
+        (directory, "", "adapter is empty"),
     ]:
         with pytest.raises(UsageError, match=message):
             load(name, adapter=adapter)  # type: ignore[arg-type]
