@@ -64,6 +64,20 @@ def test_a_download_shows_its_model_size_and_speed(play, size: tuple[int, int]) 
     play(scenario, engine, size=size, ready=False)
 
 
+def test_a_model_that_is_chosen_during_a_download_has_its_own_size(play) -> None:
+    engine = Fetches(here=[27 * MIB])
+
+    async def scenario(it: Driver) -> None:
+        await it.until(lambda: "to download" in it.text() or engine.here.append(28 * MIB))
+        assert "334 MiB to download" not in it.text()
+        it.state.use_model("qwen3-0.6b")
+        await it.until(lambda: "334 MiB to download" in it.text() or engine.here.append(29 * MIB))
+        engine.arrived = True
+        await it.until(lambda: "loaded in" in it.text())
+
+    play(scenario, engine, ready=False)
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40), (200, 50)])
 def test_a_failed_download_shows_its_whole_error_and_hint(play, size: tuple[int, int]) -> None:

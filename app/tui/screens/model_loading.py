@@ -168,12 +168,18 @@ class ModelLoading:
         self._screen = screen
         self._state = state
         self._looked_up = False
+        self._name: str | None = None  # of the model whose progress it is
 
     def update(self, events: Sequence[Event]) -> bool:
         """Take in load progress; return whether what is shown of it changed."""
         now = time.monotonic()
         loading = self._state.engine.state == "loading"
         awaited = self._state.awaited
+        name = awaited or self._state.conversation.session.model
+        if name != self._name:
+            self._name = name
+            self.download = DownloadProgress()
+            self._looked_up = False
         progress = [event for event in events if isinstance(event, LoadProgress)]
         if awaited is not None:
             pulls = [event for event in events if isinstance(event, PullProgress) and event.name == awaited]
@@ -194,5 +200,6 @@ class ModelLoading:
         from headrace.app.chat.download_plan import download_plan
 
         download = self.download
+        name = self._name
         with suppress(HeadraceError, OSError):  # the load itself reports them
-            download.facts = download_plan(self._state.conversation.session.model)
+            download.facts = download_plan(name)
