@@ -1,7 +1,7 @@
 """Loading of a model for commands that answer: on this machine, or on several that share it.
 
-A new option of loading (`ModelSpec`) takes effect in `load_model`, as one of `LoadOptions`. `app.bench.measure.run` and
-`app.api` make theirs from other arguments; a test compares all three.
+A new option of loading (`ModelSpec`) takes effect in `load_options`, as one of `LoadOptions`. `app.api` makes its own
+from its arguments; a test compares both.
 
 Guard: tests/app/hosts/test_start.py.
 """
@@ -31,17 +31,22 @@ def load_model(resolved: ResolvedModel, spec: ModelSpec, progress: Progress) -> 
     resolved: its files.
     spec: the way to load it.
     """
-    options: LoadOptions = {
+    options = load_options(spec, progress)
+    if spec.hosts is None:
+        return load_resolved(resolved, **options)
+    loaded, _ = load_on_hosts(spec.hosts, resolved, **options)
+    return loaded
+
+
+def load_options(spec: ModelSpec, progress: Progress) -> LoadOptions:
+    """Return the options of loading of a spec. Raises UsageError for an unknown K/V format or number of bits."""
+    return {
         "context": spec.context,
         "kv": kv_choice(spec.kv),
         "activations": activations_choice(spec.activations),
         "force": spec.force,
         "progress": progress,
     }
-    if spec.hosts is None:
-        return load_resolved(resolved, **options)
-    loaded, _ = load_on_hosts(spec.hosts, resolved, **options)
-    return loaded
 
 
 def load_on_hosts(

@@ -20,7 +20,7 @@ def typed_command() -> str:
 
 
 def json_text(document: object) -> str:
-    """Return the JSON text of a struct or plain values.
+    """Return the indented JSON text of a struct or plain values.
 
     Non-ASCII and control characters are escaped: safe for terminals, and the same in any encoding.
     """

@@ -42,7 +42,7 @@ from headrace.runtime.config import environment
 from headrace.runtime.errors import EngineError, UsageError
 from headrace.runtime.machine.hardware import machine
 from headrace.runtime.ops import Phase
-from tests.bench.vs_openvino import open_openvino, rounded
+from tests.bench.vs_openvino import OpenVINOProcess, rounded
 
 HERE = Path(__file__).parent
 
@@ -121,7 +121,7 @@ def compare(arguments: argparse.Namespace) -> QualityDocument:
             peers += scores(child, width, [False], stack)
         if arguments.openvino_python is not None:
             peer = Peer("openvino", arguments.openvino_python, arguments.gguf)
-            child = opened("openvino", lambda: open_openvino(peer, reference.name, (limit, 1, threads)))
+            child = opened("openvino", lambda: OpenVINOProcess(peer, reference.name, (limit, 1, threads)))
             peers += scores(child, width, [False, True], stack)
             notes += rounded(arguments.gguf)
         check_threads([EngineSetup("headrace", reference.name, threads=threads), *(one.setup for one in peers)], None)

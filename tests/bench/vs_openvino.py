@@ -30,17 +30,24 @@ KV_TYPES = {"f16": ("u8", "f16"), "q8": ("u8",)}
 """Its K/V formats to choose from, by ours."""
 
 
-def open_openvino(peer: Peer, model: str, numbers: tuple[int, int, int]) -> ChildProcess:
-    """Start its process. numbers: tokens of a sequence, sequences, threads."""
-    scratch = TemporaryDirectory(prefix="headrace-openvino-")  # of its converted model
-    try:
+class OpenVINOProcess(ChildProcess):
+    """Its process, with a folder for its converted model."""
+
+    def __init__(self, peer: Peer, model: str, numbers: tuple[int, int, int]) -> None:
+        """numbers: tokens of a sequence, sequences, threads."""
+        self._scratch = TemporaryDirectory(prefix="headrace-openvino-")
         script = str(Path(__file__).parent / "openvino_child.py")
         kinds = ",".join(KV_TYPES[peer.kv])
-        command = [peer.python or sys.executable, script, str(peer.gguf), scratch.name, *map(str, numbers), kinds]
-        return ChildProcess("openvino", model, command, threads=numbers[-1], tunes=True, scratch=scratch)
-    except BaseException:
-        scratch.cleanup()
-        raise
+        command = [peer.python or sys.executable, script, str(peer.gguf), self._scratch.name, *map(str, numbers), kinds]
+        try:
+            super().__init__("openvino", model, command, threads=numbers[-1], tunes=True)
+        except BaseException:
+            self._scratch.cleanup()
+            raise
+
+    def close(self) -> None:
+        super().close()
+        self._scratch.cleanup()
 
 
 def rounded(gguf: str) -> list[str]:
@@ -56,7 +63,7 @@ def _open(peer: Peer, model: LoadedModel, tests: Sequence[Test], threads: int) -
     gguf = str(peer.gguf)
     numbers = (max(test.tokens for test in tests), max(test.batch for test in tests), threads)
     remarks = ["OpenVINO GenAI's own reader of GGUF, " + same_weights(gguf, model), *rounded(gguf)]
-    return open_openvino(peer, model.name, numbers), "; ".join(remarks)
+    return OpenVINOProcess(peer, model.name, numbers), "; ".join(remarks)
 
 
 def compare(arguments: argparse.Namespace) -> RunDocument:

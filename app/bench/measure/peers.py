@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -161,7 +160,6 @@ class ChildProcess:
     threads: that it was told to use.
     tunes: it gets a whole test once, so that it finds its fastest settings.
     questions: workloads by name.
-    scratch: its folder, removed after its end.
     """
 
     def __init__(
@@ -174,9 +172,7 @@ class ChildProcess:
         threads: int | None = None,
         tunes: bool = False,
         questions: Mapping[str, WorkloadPrompt] | None = None,
-        scratch: TemporaryDirectory[str] | None = None,
     ) -> None:
-        self._scratch = scratch
         self._questions = questions or {}
         self._tunes = tunes
         self.engine = engine
@@ -256,8 +252,6 @@ class ChildProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        if self._scratch is not None:
-            self._scratch.cleanup()
 
     def _read(self) -> dict[str, object]:
         assert self._process.stdout is not None

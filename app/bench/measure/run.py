@@ -40,8 +40,8 @@ from headrace.app.bench.measure.run_cost import run_costs
 from headrace.app.bench.measure.sample import Backend
 from headrace.app.bench.measure.session import BenchProgress, BenchSession, Key, Results, Show
 from headrace.app.bench.measure.setup import EngineSetup, check_threads
-from headrace.app.config.load_options import PACKED, HostsChoice, activations_choice, kv_choice
-from headrace.app.hosts.load import load_on_hosts
+from headrace.app.config.load_options import PACKED, HostsChoice, ModelSpec
+from headrace.app.hosts.load import load_on_hosts, load_options
 from headrace.app.hosts.start import Ranks
 from headrace.app.output.document import typed_command
 from headrace.app.output.progress import drawn_progress
@@ -52,10 +52,9 @@ from headrace.app.versions import versions
 from headrace.models.cost.shape_sources import shape_of_checkpoint
 from headrace.models.cost.step_shape import total
 from headrace.models.loading.draft import load_draft
-from headrace.models.loading.load import LoadedModel, LoadOptions, load_resolved
+from headrace.models.loading.load import LoadedModel, load_resolved
 from headrace.models.registry.background_check import BackgroundCheck
-from headrace.models.registry.progress import Progress
-from headrace.models.registry.resolve import ResolvedModel, resolve
+from headrace.models.registry.resolve import resolve
 from headrace.runtime import ops
 from headrace.runtime.errors import UnsupportedModelError, UsageError
 from headrace.runtime.machine.bandwidth import streaming_reader
@@ -423,39 +422,29 @@ def _load_all(
     options: MeasureOptions, stack: ExitStack
 ) -> tuple[list[tuple[LoadedModel, BackgroundCheck]], Ranks | None]:
     """Return the models, and the ranks of the one on several machines; `stack` ends them."""
-    if options.hosts is None:
-        return [_load(name, options) for name in options.models], None
-    # `bench` refuses several models with --hosts.
-    resolved = _resolved(options.models[0])
-    with drawn_progress() as progress:
-        loaded, ranks = load_on_hosts(options.hosts, resolved, **_load_options(options, options.kv[0], progress))
-    stack.callback(ranks.close)
-    return [(loaded, BackgroundCheck(resolved))], ranks
+    spec = load_spec(options)
+    models = []
+    ranks = None
+    for name in options.models:
+        with drawn_progress() as progress:
+            resolved = resolve(name, progress=progress)
+        with drawn_progress() as progress:
+            if options.hosts is None:
+                loaded = load_resolved(resolved, **load_options(spec, progress))
+            else:  # `bench` refuses several models then
+                loaded, ranks = load_on_hosts(options.hosts, resolved, **load_options(spec, progress))
+                stack.callback(ranks.close)
+        models.append((loaded, BackgroundCheck(resolved)))
+    return models, ranks
 
 
-def _load(name: str | None, options: MeasureOptions) -> tuple[LoadedModel, BackgroundCheck]:
-    resolved = _resolved(name)
+def load_spec(options: MeasureOptions) -> ModelSpec:
+    """Return the way to load each model."""
     kv = "f16"  # if there are several formats: `in_formats` makes them of the loaded model
     if len(options.kv) == 1:
         kv = options.kv[0]
-    with drawn_progress() as progress:
-        loaded = load_resolved(resolved, **_load_options(options, kv, progress))
-    return loaded, BackgroundCheck(resolved)
-
-
-def _resolved(name: str | None) -> ResolvedModel:
-    with drawn_progress() as progress:
-        return resolve(name, progress=progress)
-
-
-def _load_options(options: MeasureOptions, kv: str, progress: Progress) -> LoadOptions:
-    return {
-        "context": max(test.tokens for test in options.tests),
-        "kv": kv_choice(kv),
-        "activations": activations_choice(options.activations),
-        "force": options.force,
-        "progress": progress,
-    }
+    context = max(test.tokens for test in options.tests)
+    return ModelSpec(context=context, kv=kv, force=options.force, activations=options.activations)
 
 
 def _own_engines(

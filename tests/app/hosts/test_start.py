@@ -18,8 +18,6 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.app import api
-from headrace.app.bench.measure.plan import Test
-from headrace.app.bench.measure.run import MeasureOptions, _load_options
 from headrace.app.config.load_options import HostsChoice, ModelSpec
 from headrace.app.hosts import examine as examination
 from headrace.app.hosts import load as hosts_load
@@ -55,7 +53,7 @@ def environment(tmp_path: Path) -> Iterator[None]:
 
 
 def test_every_option_of_loading_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By commands, by the Python API and by `bench`."""
+    """By commands, and by the Python API."""
     passed: list[set[str]] = []
 
     def load(_resolved: ResolvedModel, **options: Any) -> None:
@@ -67,8 +65,7 @@ def test_every_option_of_loading_is_passed_on(tmp_path: Path, monkeypatch: pytes
     path = write_chat_model(tmp_path / "model")
     hosts_load.load_model(resolve(str(path)), ModelSpec(), silent)
     api.load(path)
-    passed.append(set(_load_options(MeasureOptions([None], [Test(1, 1)]), "f16", silent)))
-    assert passed == [set(LoadOptions.__annotations__)] * 3
+    assert passed == [set(LoadOptions.__annotations__)] * 2
 
 
 def test_an_adapter_is_refused_before_any_rank_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
