@@ -9,15 +9,14 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 import platformdirs
 import pytest
-from _pytest.faulthandler import fault_handler_stderr_fd_key
-from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, Phase, settings
 
 # No test depends on how fast the machine is, and each run tries the same inputs: what fails is what was changed.
@@ -48,7 +47,8 @@ for number in (signal.SIGINT, signal.SIGHUP):
 
 NIGHTLY_SAMPLE = 8  # one nightly test in so many runs where --nightly is a number
 # One case in so many, at least one, of a test marked as sampled runs with the whole suite. `sampled(24)` is for cases
-# that take long or are hundreds.
+# that take long or are hundreds. `sampled(always=["gemma2"])`: cases whose ids begin so run every time, since no others
+# find a certain fault.
 CASES_SAMPLE = 8
 Case = TypeVar("Case")
 
@@ -58,6 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--nightly", default="none", metavar="none|all|NUMBER",
         help="long campaigns to run: none, all, or one in eight, which ones by NUMBER (such as the count of commits)",
     )  # fmt: skip
+    parser.addoption("--sampled", action="store_true", help="sample cases where files are named, too")
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -67,7 +68,11 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Try more examples of property tests in long campaigns. The profile has to be chosen before files are imported."""
+    """Try more examples of property tests in long campaigns. The profile has to be chosen before files are imported.
+
+    Keep standard error, too, which pytest replaces while it collects and runs tests.
+    """
+    config.stash[_STDERR] = os.dup(2)
     if config.getoption("--nightly") != "none" and not config.getoption("--hypothesis-profile"):
         settings.load_profile("nightly")
 
@@ -110,16 +115,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in left_out]
 
 
-@pytest.hookimpl(trylast=True)  # when the test has all its cases
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Leave out most cases of sampled tests where no file is named, before an item is made for each of them."""
-    marker = metafunc.definition.get_closest_marker("sampled")
-    wanted: str = metafunc.config.getoption("--nightly")
-    if marker is None or wanted == "all" or metafunc.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
-        return
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str) -> Generator[None, Any, Any]:
+    """Leave out most cases of sampled tests where no file is named, or with --sampled."""
+    made = yield  # a list of cases for a function; a collector for a class; None for anything else
+    if not isinstance(made, list) or not made:
+        return made
+    cases: list[pytest.Item] = made
+    config = collector.config
+    marker = cases[0].get_closest_marker("sampled")
+    wanted: str = config.getoption("--nightly")
+    samples = config.getoption("--sampled") or config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if marker is None or wanted == "all" or not samples:
+        return cases
     share = marker.args[0] if marker.args else CASES_SAMPLE
     number = int(wanted) if wanted.isdecimal() else 0
-    metafunc._calls = sample_cases(metafunc._calls, share, number, metafunc.definition.nodeid)
+    chosen = set(sample_cases(cases, share, number, f"{collector.nodeid}::{name}"))
+    for beginning in marker.kwargs.get("always", ()):
+        always = [case for case in cases if case.name.startswith(f"{name}[{beginning}")]
+        assert always, f"{collector.nodeid}::{name}: no case begins with {beginning!r}"
+        chosen |= set(always)
+    return [case for case in cases if case in chosen]
 
 
 def sample_cases(cases: Sequence[Case], share: int, number: int, name: str) -> list[Case]:
@@ -157,6 +173,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         gc.freeze()
 
 
+_STDERR = pytest.StashKey[int]()
 HANG_S = 900
 """Seconds after which a hanging test ends its process with a stack trace: it fails, the others go on in a new one."""
 _REARM_S = 60
@@ -175,8 +192,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     global _armed_at
     now = time.monotonic()
     if now - _armed_at >= _REARM_S:
-        stderr = item.config.stash[fault_handler_stderr_fd_key]
-        faulthandler.dump_traceback_later(HANG_S + _REARM_S, exit=True, file=stderr)
+        faulthandler.dump_traceback_later(HANG_S + _REARM_S, exit=True, file=item.config.stash[_STDERR])
         _armed_at = now
     if not _is_worker(item.config) or item.config.getoption("durations") is not None:
         return None
@@ -189,10 +205,24 @@ def _run_with_few_reports(item: pytest.Item, nextitem: pytest.Item | None) -> No
 
     xdist sends each report, and the start of each test, to the process that prints: as long as a short test takes.
     """
-    for report in runtestprotocol(item, log=False, nextitem=nextitem):
-        if report.when == "call" or not report.passed:
-            item.ihook.pytest_runtest_logreport(report=report)
+    is_set_up = _run_phase(item, "setup", partial(item.ihook.pytest_runtest_setup, item=item))
+    if is_set_up:
+        _run_phase(item, "call", partial(item.ihook.pytest_runtest_call, item=item))
+    if item.session.shouldfail or item.session.shouldstop:  # with -x: fixtures of files and of the session end, too
+        nextitem = None
+    _run_phase(item, "teardown", partial(item.ihook.pytest_runtest_teardown, item=item, nextitem=nextitem))
+    if isinstance(item, pytest.Function):
+        item.funcargs.clear()  # the item stays until the end, and would keep models alive
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+
+
+def _run_phase(item: pytest.Item, when: Literal["setup", "call", "teardown"], run: Callable[[], None]) -> bool:
+    """Run one phase of a test, report it as `_run_with_few_reports` says, and return whether it passed."""
+    call = pytest.CallInfo.from_call(run, when=when, reraise=(pytest.exit.Exception, KeyboardInterrupt))
+    report: pytest.TestReport = item.ihook.pytest_runtest_makereport(item=item, call=call)
+    if when == "call" or not report.passed:
+        item.ihook.pytest_runtest_logreport(report=report)
+    return report.passed
 
 
 def pytest_exception_interact() -> None:
@@ -201,9 +231,10 @@ def pytest_exception_interact() -> None:
     _armed_at = -math.inf
 
 
-def pytest_unconfigure() -> None:
-    """Cancel the timer before pytest closes its file."""
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Cancel the timer before its file is closed."""
     faulthandler.cancel_dump_traceback_later()
+    os.close(config.stash[_STDERR])
 
 
 # What is fetched stays here, so that only the first run of the suite fetches.

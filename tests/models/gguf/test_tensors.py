@@ -166,7 +166,7 @@ def test_experts_are_one_matrix_above_the_other() -> None:
         np.testing.assert_array_equal(ours.reshape(ROWS, -1), getattr(flat, name))
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(always=["numpy-inf-Q4_1"])  # has a bias
 @pytest.mark.parametrize("kind", [*EXACT, *LOW])
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_scales_that_are_not_finite_are_refused(kind: str, value: float) -> None:

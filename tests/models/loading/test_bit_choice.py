@@ -34,7 +34,7 @@ def total_kl(chosen: list[PartFormat]) -> float:
     return sum(option.kl for option in chosen)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(always=["56"])  # a choice that leaves no byte of its budget
 @pytest.mark.parametrize("seed", range(60))
 def test_the_choice_is_within_its_budget_and_cannot_be_improved(seed: int) -> None:
     parts = random_parts(seed)

@@ -100,7 +100,7 @@ def test_files_that_differ_from_their_digest_are_refused(hub: HubServer, tmp_pat
     assert (files.folder / name).read_bytes() == MODEL[name]
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(always=["api/models"])  # JSON, in memory; the others are files
 @pytest.mark.parametrize(
     "end",
     ["config.json", "tokenizer.json", hashlib.sha256(WEIGHTS).hexdigest(), "api/models/org/name"],
