@@ -19,7 +19,7 @@ _VENDOR_WORDS = {"apple", "nvidia", "geforce", "tesla"}
 _CORES = re.compile(r"\(?\b(\d+)[- ]*(?:gpu[- ]*)?cores?\b\)?", re.IGNORECASE)
 _FIGURES = re.compile(r"(\d+(?:\.\d+)?)\s*GB/s(?:[\s,]+(\d+(?:\.\d+)?)\s*TFLOP/?S)?", re.IGNORECASE)
 _MACHINE = re.compile(r"(?:(?P<count>\d+)\s*x\s+)?(?P<chip>.+?)(?:[\s,]+(?P<memory>\d+)\s*GB)?", re.IGNORECASE)
-MOST_MACHINES = 16  # of --hosts
+MAX_MACHINES = 16  # of --hosts
 _LIST = '`headrace predict --list-chips` lists all; figures do as well: "1100 GB/s, 40 TFLOP/s"'
 
 
@@ -62,14 +62,14 @@ def machine_targets(text: str, memory_gb: int | None = None) -> list[TargetMachi
         count = 0
         if shown is not None:
             count = int(shown["count"] or 1)
-        if shown is None or not 1 <= count <= MOST_MACHINES:
+        if shown is None or not 1 <= count <= MAX_MACHINES:
             raise UsageError(
                 f"--hosts: {name.strip()!r} is no machine", 'machines look like "M4 Max,2x M3 Ultra 256 GB"'
             )
         size = int(shown["memory"]) if shown["memory"] else memory_gb
         targets += [chip_targets(shown["chip"], size)[-1]] * count
-    if not 2 <= len(targets) <= MOST_MACHINES:
-        raise UsageError(f"--hosts takes 2 to {MOST_MACHINES} machines, not {len(targets)}")
+    if not 2 <= len(targets) <= MAX_MACHINES:
+        raise UsageError(f"--hosts takes 2 to {MAX_MACHINES} machines, not {len(targets)}")
     return targets
 
 

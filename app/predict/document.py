@@ -21,7 +21,7 @@ from headrace.app.predict.prediction import (
     TargetMachine,
     largest_context,
     levers,
-    most_sequences,
+    max_sequences,
     predict,
     summarise_assumptions,
 )
@@ -73,7 +73,7 @@ def users_prediction(
             {
                 **_target(target),
                 "compute_tflop_s": _tera(target.flops),
-                "most_users": most_sequences(shape, target, context),
+                "most_users": max_sequences(shape, target, context),
                 "predictions": [_shared(predict(shape, target, context, count)) for count in users],
             }
             for target in targets

@@ -168,7 +168,7 @@ def largest_context(shape: StepShape, target: TargetMachine) -> int | None:
     return shape.cost.longest_context(room, shape.context_length)
 
 
-def most_sequences(shape: StepShape, target: TargetMachine, context: int) -> int | None:
+def max_sequences(shape: StepShape, target: TargetMachine, context: int) -> int | None:
     """Return how many sequences of `context` tokens fit; 0 if the weights do not; None if unknown."""
     room = _room_for_kv(shape, target)
     if room is None:
@@ -204,8 +204,8 @@ def levers(shape: StepShape) -> list[Lever]:
 def fitting_kv(shape: StepShape, target: TargetMachine, context: int, sequences: int = 1) -> KVFormat:
     """Return the first K/V format in which the sequences fit, or the smallest."""
     for kind in shape.kv_formats:
-        max_sequences = most_sequences(shape.with_kv(kind), target, context)
-        if max_sequences is None or max_sequences >= sequences:
+        fitting = max_sequences(shape.with_kv(kind), target, context)
+        if fitting is None or fitting >= sequences:
             return kind
     return shape.kv_formats[-1]
 

@@ -18,7 +18,7 @@ from headrace.models.registry.catalog import CatalogEntry, load_catalog, ranked
 from headrace.models.registry.resolve import DEFAULT_MODEL
 from headrace.runtime.machine.hardware import Machine
 
-LEAST_TOKENS_PER_SECOND = 10.0
+MIN_TOKENS_PER_SECOND = 10.0
 """Slowest predicted decode speed of a recommended model."""
 MEMORY_SHARE = 2 / 3
 """Largest part of the memory for models that a recommended model takes: half of all memory on a Mac."""
@@ -83,6 +83,6 @@ def _recommended(entry: CatalogEntry, target: TargetMachine) -> Recommendation |
     """Return the entry as a recommendation; None if it is too large or too slow."""
     prediction = predict(entry.step_shape, target, min(DEFAULT_CONTEXT, entry.context - 1))
     fits = target.memory is not None and prediction.memory <= MEMORY_SHARE * target.memory
-    if not fits or prediction.speed < LEAST_TOKENS_PER_SECOND:
+    if not fits or prediction.speed < MIN_TOKENS_PER_SECOND:
         return None
     return Recommendation(entry.name, entry.download_bytes, prediction.speed, is_limit=prediction.expected is None)

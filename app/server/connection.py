@@ -29,7 +29,7 @@ class BoundedProtocol(H11Protocol):
         super().connection_made(transport)
         self._idle_since = self.loop.time()
         self._watch_head()
-        if len(self.connections) > _most_connections():
+        if len(self.connections) > _max_connections():
             # This connection is idle, too: it is the only one, and is closed, if all others are being answered.
             idle = [each for each in self.connections if isinstance(each, BoundedProtocol) and each.is_idle]
             min(idle, key=lambda each: each._idle_since).transport.abort()
@@ -80,7 +80,7 @@ class BoundedProtocol(H11Protocol):
             self.transport.close()
 
 
-def _most_connections() -> int:
+def _max_connections() -> int:
     """Return how many connections the process may have, within its limit of open files."""
     return max(1, min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES))
 

@@ -56,7 +56,7 @@ class ServedEngine:
         client: EngineClient,
         spec: ModelSpec,
         *,
-        most_open: int,
+        max_open: int,
         ids: Iterator[int],
         name: str | None = None,
         idle_unload_s: float | None = None,
@@ -64,7 +64,7 @@ class ServedEngine:
         """Make the engine of a model.
 
         client: with the model already loading, or not.
-        most_open: generations at a time, waiting ones included.
+        max_open: generations at a time, waiting ones included.
         ids: of generations; engines share them, so that telemetry tells generations apart.
         name: of the model, as requests give it; None: the file's until it is loaded.
         idle_unload_s: seconds without a request after which the process is ended; None: never.
@@ -78,7 +78,7 @@ class ServedEngine:
         self.spec = spec
         self._client = client
         self._given_name = name
-        self._most_open = most_open
+        self._max_open = max_open
         self._idle_unload_s = idle_unload_s
         self._ids = ids
 
@@ -212,7 +212,7 @@ class ServedEngine:
         Raises ApiError with status 429 if too many generations are open.
         """
         self.check_stopping()
-        if self.open + len(commands) > self._most_open:
+        if self.open + len(commands) > self._max_open:
             raise ApiError(429, "too many requests are waiting", "queue_full", retry_after=self._retry_after())
         answering = Answering(self._left, [command.id for command in commands], int(watched))
         self.watch(answering.watchers)

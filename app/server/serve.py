@@ -76,7 +76,7 @@ def _served(client: EngineClient, spec: ModelSpec, options: ServerOptions, on_ev
         engine = ServedEngine(
             client,
             spec,
-            most_open=spec.max_running + options.max_waiting,
+            max_open=spec.max_running + options.max_waiting,
             ids=ids,
             name=name,
             idle_unload_s=options.idle_unload_s,

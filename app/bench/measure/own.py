@@ -33,7 +33,6 @@ from headrace.runtime.network import Network
 from headrace.runtime.speculation.pass_costs import PassCostStore
 from headrace.runtime.speculation.proposer import Speculation
 
-WARM_UP_TOKENS = 16  # of a test's short form, which compiles the kernels; `peers.py` has the same for other engines
 _TIMED_EVERY = 8  # steps of which one is timed by part, on several machines
 
 
@@ -87,9 +86,7 @@ class OwnEngine:
 
     def warm_up(self, test: Test) -> None:
         """Fill the cache to the test's depth and run a short form of the test."""
-        prompt = min(test.prompt, WARM_UP_TOKENS)
-        generate = min(test.generate, WARM_UP_TOKENS)
-        self.measure(replace(test, prompt=prompt, generate=generate))
+        self.measure(test.short)
 
     def measure(self, test: Test) -> Sample:
         """Measure one repetition. The first step feeds the last prompt token."""

@@ -32,7 +32,6 @@ from headrace.runtime.config.typed import typed
 from headrace.runtime.errors import EngineError
 
 CHILDREN = Path(__file__).parent / "children"
-_WARM_UP_TOKENS = 16  # of a test's short form, as `own.WARM_UP_TOKENS`
 _END_S = 2.0  # for a child to exit by itself
 
 
@@ -206,9 +205,7 @@ class ChildProcess:
         if self._tunes:
             self._ask(test, tune=True)
             return
-        prompt = min(test.prompt, _WARM_UP_TOKENS)
-        generate = min(test.generate, _WARM_UP_TOKENS)
-        self.measure(replace(test, prompt=prompt, generate=generate))
+        self.measure(test.short)
 
     def measure(self, test: Test) -> Sample:
         return self._ask(test)

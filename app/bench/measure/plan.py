@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.app.bench.measure.workloads import Workload
 from headrace.runtime.engine.prefill import SMALLEST
@@ -25,6 +26,7 @@ TEMPERATURES = (0.0, 1.0)  # of workloads
 TestKind = Literal["prefill", "decode", "both", "arrival", "workload"]
 RUNNING = 4  # sequences that an arrival joins without --batch
 BEFORE = 64  # tokens that each of them has decoded
+_WARM_UP_TOKENS = 16
 _MAX_COUNT = 1 << 24  # tokens: far beyond any model's context, so a slip of the keys
 
 
@@ -87,6 +89,13 @@ class Test(Struct, frozen=True):
         return self.name
 
     @property
+    def short(self) -> "Test":
+        """The test with few tokens, which compiles the kernels before the first repetition."""
+        prompt = min(self.prompt, _WARM_UP_TOKENS)
+        generate = min(self.generate, _WARM_UP_TOKENS)
+        return replace(self, prompt=prompt, generate=generate)
+
+    @property
     def tokens(self) -> int:
         """Cache entries at the end, and one more for the last step of a prefill test.
 
@@ -139,7 +148,7 @@ def plan_speculation(workloads: Sequence[Workload], batches: Sequence[int]) -> l
     _check_batches(batches)
     return [
         Test(
-            workload.most_prompt_tokens,
+            workload.max_prompt_tokens,
             workload.max_tokens,
             batch=batch,
             workload=workload.name,

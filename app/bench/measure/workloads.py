@@ -33,7 +33,7 @@ class Workload(Struct, frozen=True, forbid_unknown_fields=True):
     messages: Sequence[Mapping[str, str]]  # role and content
 
     @property
-    def most_prompt_tokens(self) -> int:
+    def max_prompt_tokens(self) -> int:
         """Upper bound of prompt tokens without a tokenizer: one token per byte."""
         return sum(len(message["content"].encode()) for message in self.messages) + _TEMPLATE
 

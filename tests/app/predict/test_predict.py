@@ -15,7 +15,7 @@ from headrace.app.predict.prediction import (
     fitting_kv,
     largest_context,
     levers,
-    most_sequences,
+    max_sequences,
     predict,
     summarise_assumptions,
 )
@@ -258,12 +258,12 @@ def test_users_share_the_weights_of_a_step_and_nothing_else() -> None:
     assert slow.roofline == pytest.approx(1e12 / SHAPE.cost.step_flops(0))
     assert slow.expected is not None
     assert slow.expected <= slow.roofline
-    most = most_sequences(SHAPE, target, 1000)
+    most = max_sequences(SHAPE, target, 1000)
     assert most
     assert predict(SHAPE, target, 1000, most).fits
     assert not predict(SHAPE, target, 1000, most + 1).fits
-    assert most_sequences(SHAPE, TargetMachine("small", 1e9, 2**30, apple=True), 1000) == 0
-    assert most_sequences(SHAPE, TargetMachine("unknown", 1e9, None, apple=True), 1000) is None
+    assert max_sequences(SHAPE, TargetMachine("small", 1e9, 2**30, apple=True), 1000) == 0
+    assert max_sequences(SHAPE, TargetMachine("unknown", 1e9, None, apple=True), 1000) is None
 
 
 def test_users_of_a_mixture_read_more_experts() -> None:

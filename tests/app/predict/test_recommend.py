@@ -10,8 +10,8 @@ from headrace.app.predict.document import catalog_fit
 from headrace.app.predict.prediction import TargetMachine
 from headrace.app.predict.recommend import (
     FASTEST_SHARE,
-    LEAST_TOKENS_PER_SECOND,
     MEMORY_SHARE,
+    MIN_TOKENS_PER_SECOND,
     recommendations,
     uses_by_model,
 )
@@ -55,7 +55,7 @@ def test_the_sample_model_is_never_recommended() -> None:
 def _is_good(row: dict, target: TargetMachine) -> bool:
     assert target.memory is not None
     speed = row["expected"] if row["expected"] is not None else row["roofline"]
-    return row["memory"] <= target.memory * MEMORY_SHARE and speed >= LEAST_TOKENS_PER_SECOND
+    return row["memory"] <= target.memory * MEMORY_SHARE and speed >= MIN_TOKENS_PER_SECOND
 
 
 def test_a_machine_too_slow_or_too_small_has_no_recommendation() -> None:

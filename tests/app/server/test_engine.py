@@ -34,7 +34,7 @@ class Failing:
 
 def test_a_request_that_cannot_be_sent_is_not_open() -> None:
     async def submit() -> None:
-        engine = ServedEngine(cast(EngineClient, Failing()), ModelSpec(), most_open=1, ids=itertools.count(1))
+        engine = ServedEngine(cast(EngineClient, Failing()), ModelSpec(), max_open=1, ids=itertools.count(1))
         for _ in range(3):
             with pytest.raises(RecursionError):
                 engine.submit([Generate(*engine.new_ids())], watched=True)

@@ -19,7 +19,7 @@ def test_every_workload_is_a_conversation_that_ends_with_a_question() -> None:
         assert roles == ["user", "assistant"] * (len(roles) // 2) + ["user"]
         assert all(message["content"] == message["content"].strip() != "" for message in workload.messages)
         # All of them fit into 2048 tokens, whatever the tokenizer.
-        assert workload.most_prompt_tokens + workload.max_tokens <= 2048
+        assert workload.max_prompt_tokens + workload.max_tokens <= 2048
 
 
 def test_workloads_are_chosen_by_name() -> None:
