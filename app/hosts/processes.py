@@ -43,10 +43,10 @@ _SSH_HINTS = {
 }
 CONNECT_S = 4  # for ssh
 SILENCE_S = 5.0  # without a heartbeat a process is lost
-_LOOK_S = 0.2  # between two looks at its silence
+_POLL_S = 0.2  # between two looks at its silence
 END_S = 2.0  # that a process gets to end by itself
 AT_ONCE_S = 0.3  # the same, after an error
-_KEPT_LINES = 20  # of standard error, for the reason of its end
+_MAX_ERROR_LINES = 20  # of standard error, for the reason of its end
 
 
 class RankProcess:
@@ -76,7 +76,7 @@ class RankProcess:
             )
         except OSError as error:
             raise EngineError(f"{host.name} cannot be started: {error}", "is ssh installed?") from error
-        self._error_lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._error_lines: deque[str] = deque(maxlen=_MAX_ERROR_LINES)
         self._reports: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
         self._last_line_at = time.monotonic()
         self._remote_pid = 0  # on its machine; 0 until its first heartbeat
@@ -108,7 +108,7 @@ class RankProcess:
         """
         while True:
             with suppress(Empty):
-                if (report := self._reports.get(timeout=_LOOK_S)) is None:
+                if (report := self._reports.get(timeout=_POLL_S)) is None:
                     raise self._gone()
                 return report
             how = self.silent()

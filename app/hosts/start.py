@@ -40,7 +40,7 @@ from headrace.runtime.ranks.split import Split
 
 START_S = 60.0  # for a process to report; silence ends the start earlier
 _CONNECT_S = 10.0  # for all ranks to connect: to the probe of links, then to the control channel
-_LOOK_S = 0.5  # between looks at the processes
+_POLL_S = 0.5  # between two looks at the processes
 _PORTS = (20_000, 60_000)  # from which other machines' ports are drawn
 _FAST_SYNCH = "MLX_METAL_FAST_SYNCH=1"  # MLX advises it for RDMA
 
@@ -117,7 +117,7 @@ class Ranks:
         until = time.monotonic() + _CONNECT_S
         with closing(Reception(probe, self._key)) as reception:
             while waiting:
-                accepted = reception.take(_LOOK_S)
+                accepted = reception.take(_POLL_S)
                 if accepted is not None:
                     rank, connection = accepted
                     with connection, suppress(OSError):
@@ -146,7 +146,7 @@ class Ranks:
         until = time.monotonic() + _CONNECT_S
         while True:
             try:
-                self.leader.accept(_LOOK_S)
+                self.leader.accept(_POLL_S)
                 return
             except RankLostError as error:
                 for process in self.processes:
@@ -184,7 +184,7 @@ class Ranks:
                 if error.rank not in (None, process.host.rank):
                     continue
                 # A rank that is not known is any of them, so those that run cost their wait each.
-                how = process.ended(_LOOK_S)
+                how = process.ended(_POLL_S)
                 if how is not None:
                     error = RankLostError(f"{error} (it {how})", error.hint, process.host.rank)
                     break

@@ -29,7 +29,7 @@ from headrace.models.registry.resolve import resolve
 from headrace.runtime.errors import HeadraceError
 from headrace.runtime.machine.memory import CACHE_LIMIT, budget
 
-_LOOK_S = 0.05  # between two looks at a model whose answers have to end
+_POLL_S = 0.05  # between two looks at a model whose answers have to end
 _SHOWN = 8  # names in an error
 
 
@@ -248,7 +248,7 @@ class ServedModels:
         try:
             while engine.open or (stay is not None and stay.waiting):
                 engine.check_stopping()
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(_POLL_S)
         except BaseException:  # a cancelled task, too: the model stays
             if stay is not None:
                 stay.is_ending = False

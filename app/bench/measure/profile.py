@@ -85,11 +85,11 @@ class _CallRecorder(_Apart):
             return function
 
         # Layers pass these operations' arguments by position alone. A keyword raises a TypeError here.
-        def noted(*arguments: Any) -> Any:
+        def recorded(*arguments: Any) -> Any:
             self.calls.append(RecordedCall(name, arguments))
             return function(*arguments)
 
-        return noted
+        return recorded
 
 
 def profiled_decoder(network: object) -> Decoder:
@@ -155,8 +155,8 @@ def _record(network: Decoder, kv: KVBackend, cache: KVCache, token: mx.array) ->
     x = twin.embed(token[:, None])
 
     # Attention and mixers are calls of the pass, the others are calls of `Ops`.
-    class Noting:
-        """A cache that records attention's inputs; its buffers keep a single owner."""
+    class RecordingPass:
+        """The pass, with a record of the inputs of attention and mixers."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(kv_pass, name)
@@ -172,7 +172,7 @@ def _record(network: Decoder, kv: KVBackend, cache: KVCache, token: mx.array) ->
         def run_fused(self, _layers: slice, _x: mx.array, _node: LayersNode) -> mx.array:
             raise AssertionError("a recorder fuses nothing")
 
-    x = twin.layers(x, Noting())
+    x = twin.layers(x, RecordingPass())
     logits = twin.logits(x)
     kv_pass.advance()
 

@@ -29,7 +29,7 @@ from headrace.app.engine.http_address import HTTPAddress, ServerError
 from headrace.runtime.config import environment
 from headrace.runtime.errors import HeadraceError, UsageError
 
-_LOOK_S = 2.0  # for a running server to answer
+_ANSWER_S = 2.0  # for a running server to answer
 _LOAD_S = 3600.0  # for a model to be loaded
 _OWNER = "headrace"  # `owned_by` of the models of our own server (`app.server.models`)
 _AGENT_END_S = 5.0  # for an agent to end after SIGTERM
@@ -131,7 +131,7 @@ def find_endpoint(url: str, model: str | None, key: str | None) -> Endpoint | No
     """
     address = HTTPAddress(url, key)
     try:
-        models = address.get("/v1/models", _LOOK_S)["data"]
+        models = address.get("/v1/models", _ANSWER_S)["data"]
         ours = [served for served in models if served.get("owned_by") == _OWNER]
         wanted = (model or "").lower()
         name = next((str(served["id"]) for served in ours if wanted in ("", str(served["id"]).lower())), None)
