@@ -8,7 +8,7 @@ have `name`, `installed` and `context_fits`, so a list can mix them.
 
 Sizes are bytes. Memory is weights, a half-precision KV cache of MEMORY_CONTEXT tokens and the program itself.
 
-Guard: tests/app/cli/test_models.py.
+Guards: tests/app/cli/test_models.py and tests/app/model_info/test_model_report.py.
 """
 
 from collections import Counter
@@ -310,11 +310,12 @@ def _format_in_list(checkpoint: Checkpoint) -> str | None:
 
 
 def _format_of(section: Mapping[str, object], module: str) -> str:
-    settings = dict(section)
-    entry = section.get(module)
-    if isinstance(entry, Mapping):  # a module's settings go before those of all
-        settings |= entry
-    return format_text(settings.get("bits"), settings.get("group_size"), settings.get("mode", "affine"))
+    from headrace.models.checkpoint.quantization import layer_quantization  # imports mlx
+
+    try:
+        return format_text(*layer_quantization(section, module))
+    except (CheckpointError, UnsupportedModelError):  # a format that cannot be loaded is shown all the same
+        return format_text(section.get("bits"), section.get("group_size"), section.get("mode", "affine"))
 
 
 def format_text(bits: object, group_size: object, mode: object) -> str:

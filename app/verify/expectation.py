@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 from msgspec import Struct
 
+from headrace.models.checkpoint.quantization import layer_quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.text_part import text_part
 from headrace.models.loading.decoder_choice import own_decoder
@@ -79,7 +80,6 @@ def _float32_modules(checkpoint: Checkpoint) -> Iterator[str]:
     assert config is not None
     text = text_part(checkpoint)
     scoring = scoring_modules(config)
-    section = text.quantization or {}
     tied = "lm_head.weight" not in text.tensors
     for name, info in text.tensors.items():
         module, _, part = name.rpartition(".")
@@ -87,10 +87,8 @@ def _float32_modules(checkpoint: Checkpoint) -> Iterator[str]:
             continue
         if (module.endswith("embed_tokens") and not tied) or "conv" in module.rpartition(".")[2]:
             continue  # an untied embedding is only looked up; a convolution takes one row at a time
-        entry = dict(section)
-        of_module = section.get(module)
-        if isinstance(of_module, dict):  # a module's settings go before those of all
-            entry |= of_module
-        quantized = f"{module}.scales" in text.tensors
-        if not quantized or entry.get("bits") not in _ROUNDED_BITS or entry.get("mode") == "mxfp8":
-            yield module
+        if f"{module}.scales" in text.tensors:
+            groups = layer_quantization(text.quantization, module)
+            if groups.bits in _ROUNDED_BITS and groups.mode != "mxfp8":
+                continue
+        yield module
