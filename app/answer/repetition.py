@@ -42,6 +42,7 @@ class RepetitionDetector:
 def period(tokens: Sequence[int]) -> int | None:
     """Return the shortest period of the last REPEATED tokens, at most LONGEST_PERIOD; None if there is none."""
     for length in range(1, min(LONGEST_PERIOD, len(tokens) - REPEATED) + 1):
+        # The last tokens alone rule out nearly all lengths, without slices of hundreds.
         if tokens[-1 - length] == tokens[-1] and tokens[-REPEATED:] == tokens[-REPEATED - length : -length]:
             return length
     return None

@@ -404,7 +404,7 @@ class Conversation:
         """Handle the events since the last call, and return them in order for metrics and panels."""
         events = self.engine.poll()
         for event in events:
-            turn = self.writer.active
+            turn = self.writer.active  # before the event, which may end it
             with self._failure_noticed():
                 if isinstance(event, AnswerEvent) and turn is not None and event.id == turn.id:
                     self.writer.handle(event)
@@ -440,6 +440,7 @@ class Conversation:
             case Failed(id=None):
                 self.notice = one_line(event.message, event.hint)
             case Ready():
+                # The question whose model could not be loaded: the one that is ready now answers it.
                 unasked = self._unasked
                 self._unasked = None
                 if unasked is not None and unasked == self.branch.leaf and self.messages[-1].role == "user":

@@ -243,6 +243,7 @@ class ParallelAnswers(ABC):
             self._running.append(answer)
             engine = self._engine_for(answer)
             wanted = answer.setup.model_name
+            # The model is ready, on its way for another answer, or has to be loaded. `Ready` submits the latter two.
             if engine.model == wanted and engine.engine.state == "ready":
                 self._submit(answer)
                 continue

@@ -96,7 +96,7 @@ class SessionBranch:
 
     def _alternatives(self, message: Message) -> Alternatives:
         ids = self.store.alternatives(message)
-        if message.id not in ids:
+        if message.id not in ids:  # another process deleted it; the screen still shows it
             return Alternatives((message.id,), 0)
         return Alternatives(tuple(ids), ids.index(message.id))
 

@@ -165,6 +165,7 @@ class IdleWork:
     def _measure(self, stop: Callable[[], bool]) -> PeakMeasured:
         """Measure the bandwidth; the compute at the next call, once."""
         with self._check.paused():
+            # The bandwidth first, which the screen waits for; then the arithmetic, once; then the bandwidth again.
             if self.peak is None or self.compute_flops is not None:
                 meter = CPUMeter([os.getppid()])  # the chat's process
                 read = self._read_memory(stop)

@@ -54,7 +54,7 @@ class KVDiskCache:
             return
         while self._pending:
             self._engine.kv.store(self._pending[-1], self._store, stop)
-            if stop():
+            if stop():  # perhaps within this conversation: it stays queued
                 return
             self._pending.pop()
         self._store.trim()

@@ -95,6 +95,7 @@ class Channel(Generic[Sent, Received]):
             if len(self._incoming) < end:
                 break
             try:
+                # Unpickled in place. The view ends at once: a bytearray with a view cannot shrink, as below.
                 with memoryview(self._incoming) as view:
                     messages.append(pickle.loads(view[start + head : end]))
             except Exception:

@@ -64,7 +64,7 @@ def trace(
     """
     events: list[dict[str, object]] = [_named("process_name", 0, "headrace")]
     for number, sequence in enumerate(sequences):
-        track = 2 * number + 1
+        track = 2 * number + 1  # the next one is that of its draft tokens
         events.append(_named("thread_name", track, sequence.name))
         for span in sequence.before:
             arguments = {}

@@ -155,6 +155,7 @@ class Database:
     def transaction(self, *, durable: bool = False) -> Iterator[None]:
         """Run a block as one transaction; durable: wait until it is on the disk."""
         with self._explained():
+            # FULL waits for the disk at every commit, NORMAL only at checkpoints. Set outside of transactions alone.
             if durable is not self._durable:
                 self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
                 self._durable = durable

@@ -165,6 +165,7 @@ def heights(sections: Sequence[Wanted], height: int) -> list[int]:
         growing = [index for index, section in enumerate(sections) if rows[index] < section.max_lines]
         if not growing:
             break
+        # Equal parts are rounded down, to one line at least: the loop goes round for what is left over.
         for index in growing:
             more = min(max(1, room // len(growing)), sections[index].max_lines - rows[index])
             rows[index] += min(more, height - sum(rows))

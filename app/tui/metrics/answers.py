@@ -189,6 +189,7 @@ class TurnAnswers:
 
     def has(self, event: Event) -> bool:
         """Return True for an event about one of the answers, or about all."""
+        # An endless turn takes any answer. A single answer comes before its id is known here.
         if isinstance(event, AnswerEvent) and (self._max_rows is not None or not self.is_several):
             return event.id is not None
         if isinstance(event, BatchStatus):

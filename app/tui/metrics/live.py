@@ -140,6 +140,8 @@ class LiveMetrics:
                 case SlowFirstPass():
                     self.first_pass = event
                 case Prefill():
+                    # The chat announces a turn of several answers (`begin_batch`). One of a single answer begins with
+                    # its first prefill.
                     begins = not self.answers.is_several and (event.done == 0 or self.phase == "idle")
                     if begins or not self.answers.has(event):
                         self.submitted()
@@ -168,6 +170,7 @@ class LiveMetrics:
             self.phase = "prefill"
         elif self.phase in ("prefill", "decode"):  # not while a model is loaded
             self.phase = "idle"
+        # The figures of an ended turn stay those of the limits that were known at its end.
         if self.answers.over and self.answers.is_several:
             self._machine_at_end = self._machine_at_end or self.machine
 

@@ -163,6 +163,7 @@ class PartialRepaint(Compositor):
 
     def _owner(self, part: Region) -> tuple[Widget, Region] | None:
         """Return the one widget that shows in this part of the screen and its region; None if there are several."""
+        # Textual makes another mapping of visible widgets with every layout: the same object means the same places.
         if self._owners_among is not self.visible_widgets:
             self._owners_among = self.visible_widgets
             self._owners.clear()

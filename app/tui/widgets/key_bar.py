@@ -55,6 +55,7 @@ class KeyBar(Widget, can_focus=False):
                 shown.setdefault(binding.action, (binding, enabled))
         end = Content("")
         if last is not None:
+            # The line stands in the cell that a key begins with.
             end = Content.assemble(("▏", "$foreground 20%"), self._key(last.binding, last.enabled)[1:])
         line = Content("")
         self._key_cells = []

@@ -282,6 +282,7 @@ def segments(parts: Sequence[tuple[float, str, str]], width: int) -> Content:
     start = 0
     for index, (value, mark, style) in enumerate(shown):
         so_far += value
+        # Ends are rounded from the sum so far, not each part by itself, whose errors would add up.
         num_after = len(shown) - 1 - index  # parts that need a cell each
         end = min(max(start + 1, round(so_far / total * width)), width - num_after)
         if num_after == 0:
