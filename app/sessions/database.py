@@ -4,9 +4,12 @@ WAL mode: readers and the writer do not wait for each other. Every transaction i
 start. A killed process loses nothing committed; `durable` transactions also survive a power cut. A file in a read-only
 folder can be read.
 
+After a full disk the connection goes on in memory (`Database.leave_file`). Once there is room again, `write_back`
+writes the sessions that changed meanwhile, by whichever method of the store.
+
 The queries are in `store.py`. A change of _SCHEMA is another VERSION: files of others are refused.
 
-Guards: tests/app/sessions/test_store.py and tests/faults/test_kills.py.
+Guards: tests/app/sessions/test_store.py and test_write_back.py, tests/faults/test_kills.py.
 """
 
 import errno
@@ -99,6 +102,25 @@ APPENDED = """
 # SQL: messages with their full text as `whole`.
 SELECT_MESSAGE = f"SELECT *, content || {APPENDED} AS whole FROM messages"
 
+# Columns that `write_back` copies: all but ids and references.
+_SESSION = ("title", "created_at", "updated_at", "model", "system", "sampling", "summary", "draft")
+_MESSAGE = (
+    *("role", "content", "created_at", "partial", "finish_reason", "model", "figures", "attachments", "sampling"),
+    *("system", "steps", "kinds"),
+)
+
+# Changes of rows, with the id of the session each belongs to. Deleting an empty session is none: a
+# `SessionStore.create` in the file deletes it a day later, if it is still empty.
+_SESSION_BY_CHANGE = {
+    "INSERT ON sessions": "new.id",
+    "UPDATE ON sessions": "new.id",
+    "DELETE ON sessions WHEN old.active_leaf IS NOT NULL OR old.draft IS NOT NULL": "old.id",
+    "INSERT ON messages": "new.session_id",
+    "UPDATE ON messages": "new.session_id",
+    "DELETE ON messages": "old.session_id",
+    "INSERT ON pieces": "(SELECT session_id FROM messages WHERE id = new.message_id)",
+}
+
 
 class Database:
     """One connection, for one thread. SQLite's errors become SessionError.
@@ -171,7 +193,7 @@ class Database:
             raise
 
     def leave_file(self) -> None:
-        """Go on in memory, with a copy of everything."""
+        """Go on in memory, with a copy of everything, and note which sessions change: `write_back` writes those."""
         with self._explained():
             memory = sqlite3.connect(":memory:", isolation_level=None)
             self._connection.backup(memory)
@@ -182,6 +204,7 @@ class Database:
         self._connection = memory
         self._durable = None
         self.full = False
+        _record_changes(self)
 
     def close(self) -> None:
         self._connection.close()
@@ -278,3 +301,65 @@ def _statements(script: str) -> Iterator[str]:
         if sqlite3.complete_statement(statement):
             yield statement
             statement = ""
+
+
+# -- after a full disk: sessions that were kept in memory, back to their file ----------------------------------------
+
+
+def _record_changes(memory: Database) -> None:
+    """Note in a table `changed` the ids of the sessions that change from now on. Raises SessionError."""
+    memory.run("CREATE TABLE changed (id TEXT PRIMARY KEY)")
+    for number, (change, session) in enumerate(_SESSION_BY_CHANGE.items()):
+        # No INSERT OR IGNORE: SQLite raises for it within the actions of foreign keys, as where the active leaf goes.
+        noted = f"INSERT INTO changed SELECT {session} WHERE {session} NOT IN (SELECT id FROM changed);"
+        memory.run(f"CREATE TRIGGER changed_{number} AFTER {change} BEGIN {noted} END")
+
+
+def write_back(memory: Database, file: Database, last_id: int) -> None:
+    """Write the sessions that changed in `memory` since it left the file to `file`, in one transaction.
+
+    Sessions and messages that were deleted in memory are deleted, unless other processes added messages below them.
+    last_id: of the messages that both have. Later ones get new ids in the file, where other processes may have added
+    some. Raises SessionError, and changes nothing, if the file cannot be written.
+    """
+    existing = {row["id"] for row in memory.rows("SELECT id FROM sessions")}
+    with file.transaction(durable=True):
+        for row in memory.rows("SELECT id FROM changed"):
+            if row["id"] in existing:
+                _write_session(memory, file, row["id"], last_id)
+            else:
+                # Messages after `last_id` are another process's.
+                added = "SELECT 1 FROM messages WHERE session_id = sessions.id AND id > ?"
+                file.run(f"DELETE FROM sessions WHERE id = ? AND NOT EXISTS ({added})", row["id"], last_id)
+
+
+def _write_session(memory: Database, file: Database, session_id: str, last_id: int) -> None:
+    """Write one session. Messages up to `last_id` keep their ids, later ones get new ones, and `ids` maps them."""
+    # The session, without references to messages, which may not be there yet.
+    (session,) = memory.rows("SELECT * FROM sessions WHERE id = ?", session_id)
+    file.run("INSERT OR IGNORE INTO sessions (id, title, created_at, updated_at) VALUES (?, '', 0, 0)", session_id)
+    file.update("sessions", session_id, {name: session[name] for name in _SESSION})
+
+    # Messages that were deleted in memory. Those that another process answered meanwhile stay, with their parents.
+    messages = memory.rows(f"{SELECT_MESSAGE} WHERE session_id = ? ORDER BY id", session_id)
+    there = {row["id"] for row in file.rows("SELECT id FROM messages WHERE session_id = ?", session_id)}
+    ids_in_memory = {row["id"] for row in messages}
+    deleted = [id for id in there - ids_in_memory if id <= last_id]
+    child = "SELECT 1 FROM messages AS child WHERE child.parent_id = messages.id"
+    for gone in sorted(deleted, reverse=True):  # children before their parents
+        file.run(f"DELETE FROM messages WHERE id = ? AND NOT EXISTS ({child})", gone)
+
+    # Changed and new messages, parents first.
+    ids: dict[int | None, int | None] = {None: None}
+    for message in messages:
+        values = {**{name: message[name] for name in _MESSAGE}, "content": message["whole"]}
+        if message["id"] <= last_id and message["id"] in there:
+            ids[message["id"]] = message["id"]
+            file.run("DELETE FROM pieces WHERE message_id = ?", message["id"])
+            file.update("messages", message["id"], values)
+            continue
+        place = {"session_id": session_id, "parent_id": ids[message["parent_id"]]}
+        ids[message["id"]] = file.insert("messages", place | values)
+
+    active = {name: ids.get(session[name]) for name in ("active_leaf", "prompt_from")}
+    file.update("sessions", session_id, active)

@@ -19,7 +19,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from headrace.app.answer.answer_steps import AnswerSteps, unpacked
-from headrace.app.sessions.database import APPENDED, SELECT_MESSAGE, Database
+from headrace.app.sessions.database import APPENDED, SELECT_MESSAGE, Database, write_back
 from headrace.app.sessions.presence import Presence
 from headrace.app.sessions.records import Attachment, Draft, Message, Role, Session, SessionEntry, title_of
 from headrace.app.sessions.rows import (
@@ -30,7 +30,6 @@ from headrace.app.sessions.rows import (
     readable_sessions,
     session_of,
 )
-from headrace.app.sessions.write_back import record_changes, write_back
 from headrace.models.text.thinking import Kinds
 from headrace.runtime.config.paths import data_dir
 from headrace.runtime.errors import DeletedError, SessionError, UnknownSessionError, UsageError
@@ -68,7 +67,6 @@ class SessionStore:
     def go_unsaved(self) -> None:
         """Go on with a copy in memory, after the disk was full. Raises SessionError if the file cannot be read."""
         self.db.leave_file()
-        record_changes(self.db)
         (last,) = self.db.rows("SELECT coalesce(max(seq), 0) AS id FROM sqlite_sequence WHERE name = 'messages'")
         self._left = last["id"]
         self.unsaved = f"this chat is not saved: the disk of {self.db.path} is full"
