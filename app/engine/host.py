@@ -1,6 +1,6 @@
 """The loaded model in the engine process: answers of requests as events, prompt prefetch, the model card.
 
-`process.py` calls it: `prepare` on the threads of `preparation.py`, everything else, which may compute, on the thread
+`process.py` calls it: `prepare` on the threads of its `Preparation`, everything else, which may compute, on the thread
 that loaded the model. A request goes `prepare`, then the call that it returns, then `step` until its `Done`.
 
 Guards: tests/app/engine/test_client.py for a host in its process, test_side_by_side.py for one without.

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.app.engine.commands import EngineCommand, Generate, Rest
-from headrace.app.engine.preparation import Prepared
-from headrace.app.engine.process import Server
+from headrace.app.engine.process import Prepared, Server
 
 
 class OverError(Exception):
