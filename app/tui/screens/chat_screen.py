@@ -17,7 +17,6 @@ from textual.screen import Screen
 from headrace.app.chat.commands import TWICE_S, parse_command
 from headrace.app.chat.conversation import DISK_FULL
 from headrace.app.tui.decode.panel import ROOM_FROM, DecodePanel
-from headrace.app.tui.input.chips import Chips
 from headrace.app.tui.input.completion import CompletionMenu
 from headrace.app.tui.input.prompt import Prompt
 from headrace.app.tui.input.search_bars import FindBar, HistoryBar, SearchBar
@@ -25,7 +24,7 @@ from headrace.app.tui.screens.chat_actions import ChatActions
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.chat_view import ChatView
 from headrace.app.tui.screens.message_actions import copy_selection
-from headrace.app.tui.screens.notices import Notice, QueuedMessages
+from headrace.app.tui.screens.notices import Chips, Notice, QueuedMessages
 from headrace.app.tui.textual_overrides.partial_repaint import use_partial_repaint
 from headrace.app.tui.transcript.transcript import SCROLL_KEYS, Transcript
 from headrace.app.tui.widgets.key_bar import KeyBar

@@ -20,13 +20,12 @@ from headrace.app.engine.events import Event
 from headrace.app.sessions.records import Draft, Message, joined
 from headrace.app.tui.decode.machine import contention_text
 from headrace.app.tui.decode.panel import DecodePanel
-from headrace.app.tui.input.chips import Chips
 from headrace.app.tui.input.prompt import Prompt
 from headrace.app.tui.input.search_bars import FindBar
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.dialogs import Choose, ask_unasked
 from headrace.app.tui.screens.model_loading import ModelLoading
-from headrace.app.tui.screens.notices import Notice, QueuedMessages, notice_of
+from headrace.app.tui.screens.notices import Chips, Notice, QueuedMessages, notice_of
 from headrace.app.tui.screens.prompt_prefetch import PromptPrefetch
 from headrace.app.tui.screens.welcome import welcome_lines
 from headrace.app.tui.transcript.context_mark import MARK

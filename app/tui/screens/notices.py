@@ -1,9 +1,9 @@
-"""Lines between the transcript and the prompt: a notice and the queued messages.
+"""Lines between the transcript and the prompt: a notice, the queued messages, the attached files.
 
 `notice_of` has all notices of the chat, the most important first: a new one is a case there. `ChatView.show_notice`
 shows it; screens with several answers have notices of their own.
 
-Guards: tests/tui/test_sample_model.py and test_queue.py.
+Guards: tests/tui/test_sample_model.py and test_queue.py, tests/tui/screens/test_chips.py.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from textual.widgets import Static
 
 from headrace.app.answer.repetition import REPEATS
 from headrace.app.chat.conversation import Conversation
+from headrace.app.chat.unsent_message import UnsentMessage
 from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.screens.model_loading import DownloadProgress
 
@@ -22,6 +23,8 @@ _QUEUE_LINES = 3  # shown of the messages that wait
 _NOTICE_LINES = 5  # more are cut off, which shows; `max-height` in headrace.tcss
 _PADDING = 6  # cells left and right of both, by headrace.tcss
 _HEAD = 2  # cells before the text of a queued message
+_NO_BREAK = "\u00a0"  # a space at which no line is broken
+_CHIPS = 4  # files by name; of more, how many
 
 
 class Notice(Static):
@@ -93,6 +96,51 @@ class QueuedMessages(Static):
         hint = Content.styled("sent after this answer; /queue edits them", "$quiet")
         hint = hint.truncate(width, ellipsis=True)
         self.update(Content("\n").join([*lines, hint]))
+
+
+class Chips(Static):
+    """Attached files of the unsent message: name and tokens of each. Hidden while there are none.
+
+    Tokens are counted by the engine, so they come a moment later.
+    """
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id, markup=False)
+        self._shown: object = None
+
+    def show(self, unsent: UnsentMessage | None) -> None:
+        """Draw the attachments if they changed."""
+        names: list[str] = []
+        tokens: list[int | None] = []
+        problem = ""
+        if unsent is not None:
+            names = [file.name for file in unsent.files]
+            tokens = list(unsent.file_tokens)
+            problem = unsent.problem
+        if (names, tokens, problem) == self._shown:
+            return
+        self._shown = names, tokens, problem
+        self.display = bool(names or problem)
+        if problem:
+            self.update(Content.styled(f"✗ {sanitise(problem)}", "$text-error"))
+            return
+        chips = [_chip(name, count) for name, count in zip(names, tokens, strict=True)][:_CHIPS]
+        if len(names) > _CHIPS:
+            text = f"and {len(names) - _CHIPS} more"
+            counts = [count for count in tokens if count is not None]
+            if len(counts) == len(tokens):
+                text += f", {sum(counts):,} tokens in all"
+            chips.append(Content.styled(text, "$quiet"))
+        self.update(Content("  ").join(chips))
+
+
+def _chip(name: str, tokens: int | None) -> Content:
+    """Return a file's name and size, which are not broken over lines. tokens: None until they are counted."""
+    size = " … " if tokens is None else f" {tokens:,} tokens "
+    return Content.assemble(
+        (f" {sanitise(name)}".replace(" ", _NO_BREAK), "bold $text-accent on $surface"),
+        (size.replace(" ", _NO_BREAK), "$quiet on $surface"),
+    )
 
 
 def _size_around(widget: Static) -> Size:
