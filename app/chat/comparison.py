@@ -72,10 +72,10 @@ class Comparison(ParallelAnswers):
     @property
     def takes_turns(self) -> bool:
         """True if two models share one engine."""
-        return self._engines_chosen and not self.one_model and not self.beside
+        return self._engines_chosen and not self.one_model and not self.has_two_engines
 
     @property
-    def beside(self) -> bool:
+    def has_two_engines(self) -> bool:
         """True if A and B have an engine each."""
         return self._engines[self.answers[1]] is not self._main
 
@@ -161,7 +161,7 @@ class Comparison(ParallelAnswers):
         if not self._engines_chosen and answer is self.answers[1]:
             self._engines_chosen = True
             card = self._conversation.engine.card
-            if card is not None and fits_beside(card, answer.setup.model):
+            if card is not None and fits_with(card, answer.setup.model):
                 self._engines[answer] = ModelEngine(self._second())
         return super()._engine_for(answer)
 
@@ -199,7 +199,7 @@ class Comparison(ParallelAnswers):
         self._settle()
 
 
-def fits_beside(card: ModelCard, name: str | None) -> bool:
+def fits_with(card: ModelCard, name: str | None) -> bool:
     """Return whether a model fits beside `card`'s, both with MEMORY_CONTEXT tokens of K/V.
 
     False for a model that is not installed and a machine of unknown memory.

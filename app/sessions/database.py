@@ -358,8 +358,8 @@ def _write_session(memory: Database, file: Database, session_id: str, last_id: i
             file.run("DELETE FROM pieces WHERE message_id = ?", message["id"])
             file.update("messages", message["id"], values)
             continue
-        place = {"session_id": session_id, "parent_id": ids[message["parent_id"]]}
-        ids[message["id"]] = file.insert("messages", place | values)
+        links = {"session_id": session_id, "parent_id": ids[message["parent_id"]]}
+        ids[message["id"]] = file.insert("messages", links | values)
 
     active = {name: ids.get(session[name]) for name in ("active_leaf", "prompt_from")}
     file.update("sessions", session_id, active)

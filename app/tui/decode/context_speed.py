@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 from textual.content import Content
 
-from headrace.app.tui.decode.drawing import Canvas, beside_axis, even_ticks, labels, layered, marked, ticks
+from headrace.app.tui.decode.drawing import Canvas, even_ticks, labels, layered, marked, right_of_axis, ticks
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.metrics.rates import BUCKET
 from headrace.app.tui.widgets.lines import Section, fitting
@@ -119,7 +119,7 @@ def context_chart(
         expected = scale.curve(lambda context: expected_rate(cost, achieved_gb_s, context))
         layers.append((expected, "$primary"))
     layers.append((scale.points(measured), "bold $text-accent"))
-    lines = beside_axis(names, layered(layers))
+    lines = right_of_axis(names, layered(layers))
     across = ticks(0.0, span, max(1, scale.width // _CELLS_A_TICK))
     columns = [scale.column(context) for context in across]
     axis = marked(list(zip(columns, labels(across), strict=True)), scale.width)

@@ -96,7 +96,7 @@ def marked(marks: Sequence[tuple[int, str]], width: int) -> str:
     return line.ljust(width)
 
 
-def beside_axis(names: Sequence[str], rows: Sequence[Content]) -> list[Content]:
+def right_of_axis(names: Sequence[str], rows: Sequence[Content]) -> list[Content]:
     """Return the rows of a chart right of an axis with a tick at each name; "" is a row without a tick."""
     room = max(map(len, names))
     return [

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from textual.content import Content
 
-from headrace.app.tui.decode.drawing import Canvas, beside_axis, layered, log_ticks, marked
+from headrace.app.tui.decode.drawing import Canvas, layered, log_ticks, marked, right_of_axis
 from headrace.app.tui.metrics.figures import RooflinePoint, Roofs, decode_point, prefill_point, roofs
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, first_that_fits, fitting
@@ -172,7 +172,7 @@ def plot(
         blank = " " * room
         drawn = [blank[:column] + mark + blank[column + 1 :] if at == row else blank for at in range(rows)]
         layers.append((drawn, style))
-    lines = beside_axis(names, layered(layers))
+    lines = right_of_axis(names, layered(layers))
     ticks = [(scale.column(value), f"{value:g}") for value in log_ticks(low_x, high_x, max(1, room // _CELLS_A_TICK))]
     axis = marked(ticks, room)
     unit = " FLOP/byte"

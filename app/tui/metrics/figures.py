@@ -141,8 +141,8 @@ def latency_window(
         for index, step in enumerate(shown):
             if step.latency_s >= STALL * percentiles.p50:
                 before = shown[index - 1] if index else None
-                beside_others = (step.index, step.latency_s) in crowded
-                stalls[index] = stall_cause(step, before, percentiles.p50, crowded=beside_others)
+                is_crowded = (step.index, step.latency_s) in crowded
+                stalls[index] = stall_cause(step, before, percentiles.p50, crowded=is_crowded)
     return LatencyWindow(shown, percentiles, stalls)
 
 

@@ -108,7 +108,7 @@ class CompareScreen(ParallelScreen):
     @property
     def head(self) -> str:
         parts = ["▚ compare", "one after the other, for undisturbed speed"]
-        if self.comparison.beside:
+        if self.comparison.has_two_engines:
             parts.append("both models are in memory")
         elif self.comparison.takes_turns:
             parts.append("loaded one at a time")

@@ -163,7 +163,7 @@ def test_a_second_model_that_fits_gets_an_engine_and_the_other_rests(
     for _ in range(2):
         it.ask("Which?")
         until_over(it)
-    assert it.beside
+    assert it.has_two_engines
     assert [spec.name for spec in second.specs] == ["other-1b"]
     assert len(engine_of(talk).specs) == 1  # neither was loaded twice
     assert (engine_of(talk).rests, second.rests) == (2, 1)
@@ -181,7 +181,7 @@ def test_a_second_model_that_does_not_fit_takes_turns_with_the_first(
     it = Comparison(talk, OTHER, no_second)
     it.ask("Which?")
     until_over(it)
-    assert not it.beside
+    assert not it.has_two_engines
     it.ask("And?")
     until_over(it)
     specs = engine_of(talk).specs
@@ -203,7 +203,7 @@ def test_a_second_model_without_memory_takes_turns(talk: Conversation, monkeypat
     it = Comparison(talk, OTHER, lambda: second)
     it.ask("Which?")
     until_over(it)
-    assert not it.beside
+    assert not it.has_two_engines
     assert [spec.name for spec in engine_of(talk).specs] == [None, "other-1b"]
     assert it.answers[1].messages[-1].content == "Hello, world."
 
@@ -222,7 +222,7 @@ def test_a_second_model_that_fails_to_load_keeps_the_answer_on_the_first(
     it.ask("And?")
     second.load_failure = "not enough memory: needs 9 GiB, but 2 GiB may be used"
     until(it, lambda: said(a)[-1] == "half")
-    assert not it.beside
+    assert not it.has_two_engines
     assert (it.running, b.phase) == (a, "queued")
     engine_of(talk).release()
     until_over(it)

@@ -77,7 +77,7 @@ def test_two_models_answer_side_by_side(clients: list[EngineClient], store: Sess
     it = compare(talk, AnswerSetup(str(two), "", {**NOISE, "max_tokens": 30}), clients)
     it.ask("hello")
     assert decoded(over(it)) == ["A", "B"]
-    assert it.beside
+    assert it.has_two_engines
     it.ask("more")
     assert decoded(over(it)) == ["A", "B"]
     for side, name, most in zip(it.answers, ("one", "two"), (40, 30), strict=True):
@@ -102,7 +102,7 @@ def test_two_models_answer_side_by_side(clients: list[EngineClient], store: Sess
 def test_models_without_room_for_both_answer_in_turn(
     clients: list[EngineClient], store: SessionStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.app.chat.comparison.fits_beside", lambda *_: False)
+    monkeypatch.setattr("headrace.app.chat.comparison.fits_with", lambda *_: False)
     one, two = (write_chat_model(tmp_path / name, seed=seed) for seed, name in enumerate(("one", "two")))
     talk = Conversation(clients[0], store, store.create(model=str(one), sampling=NOISE))
     it = compare(talk, AnswerSetup(str(two), "", NOISE), clients)  # nothing is loaded yet
