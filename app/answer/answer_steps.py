@@ -20,6 +20,8 @@ from headrace.runtime.config.typed import typed
 if TYPE_CHECKING:  # the chat's first frame does not import it
     from headrace.models.text.events import Completed, TextChunk
 
+NEAR = 1.25  # times the usual latency: a slow step
+FAR = 2.0  # times the usual latency: a very slow one
 _MAX_BYTES = 1 << 26  # of a stored document, unpacked: a damaged one may unpack without end
 _Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 
@@ -45,6 +47,11 @@ class StepText(NamedTuple):
     @property
     def text(self) -> str:
         return "".join(self.pieces)
+
+
+def nearness(latency_s: float, usual_s: float) -> int:
+    """Return 0 for a usual latency, 1 for a slow one, 2 for a very slow one, for the colours of steps."""
+    return int(latency_s > usual_s * NEAR) + int(latency_s > usual_s * FAR)
 
 
 class AnswerSteps(Struct):

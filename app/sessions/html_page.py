@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from msgspec import Struct
 
-from headrace.app.answer.answer_steps import AnswerSteps, StepText
+from headrace.app.answer.answer_steps import AnswerSteps, StepText, nearness
 from headrace.app.output.markdown_parser import parser
 from headrace.app.output.sanitise import safe_line, sanitise
 from headrace.app.sessions.records import Message, Session
@@ -26,9 +26,7 @@ from headrace.runtime.metrics.units import format_seconds
 _WIDTH = 720  # of a chart, in its own units
 _HEIGHT = 96
 _HEADROOM = 1.25  # the chart reaches this far above p99
-# Times the usual latency, above which a step is drawn as slow or slowest.
-_SLOW = 1.25
-_SLOWEST = 2.0
+_SPEEDS = ("usual", "slow", "slowest")  # classes of the page, by `nearness` to the usual latency
 
 StepsOf = Callable[[Message], AnswerSteps | None]
 Made = Callable[[Message], list[str]]
@@ -139,7 +137,7 @@ def step_chart(steps: AnswerSteps) -> Chart:
         text = steps.texts[first + slowest]
         height = max(1.0, min(1.0, latency / top) * _HEIGHT)
         width = _WIDTH / count
-        style = _speed(latency, percentiles.p50)
+        style = _SPEEDS[nearness(latency, percentiles.p50)]
         if text.accepted:
             style += " accepted"
         title = f"step {first + slowest}: {format_seconds(latency)}{_drafted(text)} “{sanitise(text.text)}”"
@@ -164,7 +162,7 @@ def strip(steps: AnswerSteps) -> Iterator[TokenMark]:
         if index < len(token_s):
             title += f", {format_seconds(steps.latencies_s[index])}"
             if index:
-                style = _speed(token_s[index], usual_s)
+                style = _SPEEDS[nearness(token_s[index], usual_s)]
         for piece in pieces[:accepted]:
             yield TokenMark(sanitise(piece), "accepted", f"{title}, accepted draft token")
         for draft in rejected:
@@ -172,14 +170,6 @@ def strip(steps: AnswerSteps) -> Iterator[TokenMark]:
         for piece in pieces[accepted:]:
             if piece:
                 yield TokenMark(sanitise(piece), style, title)
-
-
-def _speed(latency_s: float, usual_s: float) -> str:
-    if latency_s <= usual_s * _SLOW:
-        return "usual"
-    if latency_s <= usual_s * _SLOWEST:
-        return "slow"
-    return "slowest"
 
 
 def _drafted(text: StepText) -> str:

@@ -23,9 +23,10 @@ from collections.abc import Iterable, Sequence
 from textual import events
 from textual.content import Content
 
+from headrace.app.answer.answer_steps import nearness
 from headrace.app.tui.decode.drawing import bars, dots_of, dotted, even_ticks, labels, marked, ticks
 from headrace.app.tui.decode.step_text import StepTexts, TokenLines, record_line, text_legend
-from headrace.app.tui.metrics.figures import STALL, LatencyWindow, histogram, latency_window, nearness
+from headrace.app.tui.metrics.figures import STALL, LatencyWindow, histogram, latency_window
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, legend, spread
 from headrace.runtime.metrics.telemetry import Percentiles

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from rich.cells import cell_len
 from textual.content import Content
 
-from headrace.app.answer.answer_steps import StepText
+from headrace.app.answer.answer_steps import FAR, NEAR, StepText, nearness
 from headrace.app.output.sanitise import Sanitiser, sanitise
-from headrace.app.tui.metrics.figures import FAR, NEAR, nearness
 from headrace.app.tui.widgets.lines import ACCEPTED, REJECTED, fitting
 from headrace.runtime.metrics.telemetry import StepRecord
 from headrace.runtime.metrics.units import format_bytes, format_seconds

@@ -19,8 +19,6 @@ from headrace.runtime.metrics.telemetry import Percentiles, StepRecord
 from headrace.runtime.metrics.units import percent
 
 STALL = 3.0  # a step this many times slower than the median is a stall
-NEAR = 1.25  # times the median: a slow step
-FAR = 2.0  # times the median: a very slow one
 MIN_STEPS = 8  # before that many steps a median says little
 _TIMED = 16  # newest timed steps that a mean is of
 _LOOKED_AT = 64  # steps that are looked at for each of these: one step in 16 is timed, or all
@@ -144,11 +142,6 @@ def latency_window(
                 is_crowded = (step.index, step.latency_s) in crowded
                 stalls[index] = stall_cause(step, before, percentiles.p50, crowded=is_crowded)
     return LatencyWindow(shown, percentiles, stalls)
-
-
-def nearness(latency_s: float, p50_s: float) -> int:
-    """Return 0 for a usual latency, 1 for a slow one, 2 for a very slow one."""
-    return int(latency_s > p50_s * NEAR) + int(latency_s > p50_s * FAR)
 
 
 def stall_cause(step: StepRecord, before: StepRecord | None, usual_s: float, *, crowded: bool) -> str:
