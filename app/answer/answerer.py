@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from headrace.app.answer import MAX_RUNNING
 from headrace.app.answer.answer import Answer, EncodedPrompt, TextEvent
+from headrace.app.answer.call import Messages
 from headrace.app.answer.options import AnswerOptions, recommended_options
 from headrace.models.loading.load import LoadedModel
 from headrace.models.text.chat_prompt import ChatPrompt
@@ -42,9 +43,6 @@ from headrace.runtime.speculation.proposer import Speculation
 if TYPE_CHECKING:
     from headrace.models.text.structured.grammars import Grammars, Thinks
     from headrace.models.text.tools.table import FormOfTools
-
-Messages = Sequence[Mapping[str, object]]
-"""`{"role": "system" | "user" | "assistant" | "tool", "content": text}`; calls: see `app.answer.messages`."""
 
 
 class Answerer:

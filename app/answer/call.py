@@ -15,7 +15,7 @@ from headrace.models.text.thinking import Thinking
 from headrace.models.text.tools.use import ToolUse
 
 Messages = Sequence[Mapping[str, object]]
-"""As in `app.answer.answerer`, which imports the engine."""
+"""`{"role": "system" | "user" | "assistant" | "tool", "content": text}`; calls: see `app.answer.messages`."""
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 """Values of OpenAI's `reasoning_effort`."""
 # Levels of models are low, medium and high. Other efforts stand for the nearest one; "max" is Anthropic's.

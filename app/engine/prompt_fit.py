@@ -7,16 +7,15 @@ Guard: tests/app/engine/test_client.py.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
+from headrace.app.answer.call import Messages
 from headrace.app.engine.commands import Generate
 from headrace.app.engine.events import ContextFull, Dropped, Event
 from headrace.models.text.chat_prompt import ChatPrompt
 
 MIN_ANSWER_TOKENS = 256  # reserved for an answer; at most an eighth of the context
 _FILL_AFTER_DROP = 0.75  # of the context: room for more turns before the next drop
-
-Messages = Sequence[Mapping[str, object]]
 
 
 class PromptFit:
