@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.client import EngineState, generations_to_cancel
 from headrace.app.engine.commands import Generate, PrefetchPrompt
-from headrace.app.engine.events import Abandoned, AnswerEvent, Delta, Died, Done, Event, Failed, LoadProgress, Ready
+from headrace.app.engine.events import Abandoned, AnswerEvent, Delta, Done, Event, Failed, LoadProgress, Ready
 from headrace.app.engine.http_address import HTTPAddress, ServerError, events, reason
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.engine.telemetry import count_of, event_of, textless
@@ -139,9 +139,6 @@ class RemoteEngine:
                 return False
             if isinstance(event, Done | Failed | Abandoned):
                 self._open.discard(event.id)
-        elif isinstance(event, Died):
-            self.state = "dead"
-            self.card = None
         return True
 
     # -- threads: they put events into the queue, and change no state but `_model`, `_own` and `_running` -------------
