@@ -29,6 +29,7 @@ from headrace.app.quantize.sensitivity import Excerpt, Reference, Sensitivities,
 from headrace.models.checkpoint.quantization import Groups
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.cost.shape_sources import shape_of_checkpoint
+from headrace.models.cost.step_shape import StepShape
 from headrace.models.loading.bit_choice import PartFormat, choose
 from headrace.models.loading.forcing import TeacherForcing
 from headrace.models.loading.load import load_model, load_resolved
@@ -143,6 +144,7 @@ class _Source(Struct, frozen=True):
 def quantize(options: QuantizeOptions) -> Quantized:
     """Run it. Raises HeadraceError, and InterruptedQuantizationError while it measures."""
     _check_output(options)
+    read_text(options.text)  # an error comes before the weights are read
     with drawn_progress(quiet=options.quiet) as progress:
         model = resolve(options.model, progress=progress)
         checkpoint = open_checkpoint(model.path)
@@ -220,9 +222,17 @@ def _name_of(model: ResolvedModel, budget: QuantizationBudget) -> str:
 
 
 def _check_room(source: _Source, budget: QuantizationBudget, target: TargetMachine) -> None:
-    """Raise UsageError if a budget in bytes is smaller than the smallest result."""
+    """Raise UsageError if the smallest result is larger than the budget, or slower than asked for."""
+    smallest = [min(part.nbytes(groups) for groups in part.formats) for part in source.parts]
+    if budget.tokens_per_second is not None:
+        fastest = _speed_with(source, shape_of_checkpoint(source.checkpoint), target, smallest)
+        if fastest < budget.tokens_per_second:
+            raise UsageError(
+                f"{source.model.name} reaches {fastest:.1f} tok/s at most on {target.name}, in 2 bits",
+                "ask for less, or take a smaller model",
+            )
     room = _room(source, budget, target)
-    least = source.plain.other_bytes + sum(min(part.nbytes(groups) for groups in part.formats) for part in source.parts)
+    least = source.plain.other_bytes + sum(smallest)
     if room is not None and room < least:
         bits = least * 8 / source.plain.weights
         raise UsageError(
@@ -298,31 +308,31 @@ def _excerpts(tokenizer: Tokenizer, text: Path | None) -> tuple[Excerpt, Excerpt
 def _choose(
     source: _Source, parts: Sequence[Sequence[PartFormat]], budget: QuantizationBudget, target: TargetMachine
 ) -> list[PartFormat]:
-    """Return the format of each part. Raises UsageError if no choice is as fast as asked for."""
+    """Return the format of each part. The smallest ones keep to the budget: see `_check_room`."""
     room = _room(source, budget, target)
     if room is not None:
         return choose(parts, room - source.plain.other_bytes)
     speed = budget.tokens_per_second
     assert speed is not None
     shape = shape_of_checkpoint(source.checkpoint)
-    plain = shape.cost.weight_bytes
 
     def predicted(room: int) -> float:
-        saved = Fraction(0)  # bytes of a step
-        for part, option in zip(source.parts, choose(parts, room), strict=True):
-            saved += part.share * (source.plain.plain_bytes(part) - option.nbytes)
-        tokens_per_second, _is_expected = predicted_speed(shape, target, plain - round(saved))
-        return tokens_per_second
+        return _speed_with(source, shape, target, [option.nbytes for option in choose(parts, room)])
 
     least = sum(min(option.nbytes for option in options) for options in parts)
     most_bytes = sum(max(option.nbytes for option in options) for options in parts)
     bytes_to_use = largest_that_holds(least, most_bytes, lambda room: predicted(room) >= speed)
-    if bytes_to_use is None:
-        raise UsageError(
-            f"{source.model.name} reaches {predicted(least):.1f} tok/s at most on {target.name}, in 2 bits",
-            "ask for less, or take a smaller model",
-        )
+    assert bytes_to_use is not None
     return choose(parts, bytes_to_use)
+
+
+def _speed_with(source: _Source, shape: StepShape, target: TargetMachine, sizes: Sequence[int]) -> float:
+    """Return predicted tok/s with parts of these bytes."""
+    saved = Fraction(0)  # bytes of a step
+    for part, nbytes in zip(source.parts, sizes, strict=True):
+        saved += part.share * (source.plain.plain_bytes(part) - nbytes)
+    tokens_per_second, _is_expected = predicted_speed(shape, target, shape.cost.weight_bytes - round(saved))
+    return tokens_per_second
 
 
 def _figures(

@@ -206,8 +206,16 @@ def test_a_speed_is_predicted_for_the_chip(measured: Path, tmp_path: Path) -> No
     slow = document(measured, "--at-least", "100 tok/s", "--chip", "M4 Pro", "-o", tmp_path / "slow")
     assert slow["predicted"]["tokens_per_second"] >= 100
     assert slow["predicted"]["target"].startswith("M4 Pro")
+
+
+def test_an_impossible_speed_is_refused_before_the_weights_are_read(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "load_resolved", lambda *_, **__: pytest.fail("weights were read"))
     with pytest.raises(UsageError, match=r"reaches .* tok/s at most on M4 Pro"):
-        run(measured, "--at-least", "1000000000", "--chip", "M4 Pro", "-o", tmp_path / "fast")
+        run(plain, "--at-least", "1000000000", "--chip", "M4 Pro", "-o", tmp_path / "fast")
+    with pytest.raises(UsageError, match="cannot be read"):
+        run(plain, "--bits", "4", "--text", tmp_path / "none", "-o", tmp_path / "fast")
 
 
 @pytest.mark.parametrize(
