@@ -121,7 +121,7 @@ class IkLlamaBench:
         return Sample(0.0, None, [seconds / test.generate] * test.generate)
 
     def _lines(self, command: Sequence[str], repacked: bool) -> list[str]:
-        """Return what a program printed. Raises EngineError if it fails."""
+        """Return the lines that a program printed. Raises EngineError if it fails."""
         program = self._programs / command[0]
         more = ["-rtr"] if repacked else []
         with TemporaryDirectory(prefix="headrace-ik-llama-") as scratch:  # of its logs
