@@ -54,7 +54,7 @@ def test_the_wheel_fits_every_python_and_every_mac(wheel: Path) -> None:
 def test_the_wheel_has_all_of_the_program_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
-    kinds = (".py", ".pyi", ".toml", ".tcss", ".txt", ".typed", ".html")
+    kinds = (".py", ".pyi", ".toml", ".json", ".tcss", ".txt", ".typed", ".html")
     sources = [path for top in ("app", "models", "runtime", "assets") for path in (ROOT / top).rglob("*")]
     wanted = {
         f"headrace/{path.relative_to(ROOT).as_posix()}"
