@@ -62,7 +62,7 @@ def in_parts(network: Decoder, kv: KVBackend, cache: KVCache, tokens: list[int],
     return mx.concatenate([run(network, kv, [(cache, part)]) for part in parts])
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(always=["minimax-m3-flat"])  # selects blocks of keys
 def test_parts_of_a_long_prompt_equal_mlx_lms(directory: Path) -> None:
     network = load_decoder(directory, reference)
     kv = backend(network)
