@@ -65,7 +65,9 @@ def write_case(
     stated: entries of its config to change; None takes an entry out.
     half: its weights are rounded to float16, but for corrections of routers.
     """
-    config = {key: value for key, value in {**case["config"], **(stated or {})}.items() if value is not None}
+    stated = stated or {}
+    config = {key: value for key, value in case["config"].items() if key not in stated}
+    config |= {key: value for key, value in stated.items() if value is not None}
     types = {np.dtype(np.int64): "I64", np.dtype(np.float32): "F32", np.dtype(np.float16): "F16"}
     values = {key: weight(key, shape) for key, shape in case["tensors"].items()}
     if half:
