@@ -311,7 +311,7 @@ def _ternary(section: Mapping[str, object], tensors: Mapping[str, TensorInfo]) -
         parts = {"data": weight, "scales": name}
         _need(parts, tensors)
         rows, columns = _matrix_shape(tensors[weight])
-        if not rows or tensors[weight].dtype != "U8" or prod(info.shape) != 1:
+        if not rows or tensors[weight].dtype != "U8" or info.dtype not in FLOATS or prod(info.shape) != 1:
             raise CheckpointError(f"{weight} and its scale are not stored as ternary weights are")
         matrices[weight] = _matrix(layout, (4 * rows, columns), parts, 2, columns, _affine_group(columns))
     if not matrices:
