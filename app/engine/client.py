@@ -240,7 +240,7 @@ class EngineClient:
         """End the process and abandon its generations; its last events stay in the backlog."""
         if self._link is not None:
             self._link.kill()
-            self._backlog = self.poll()  # what was there before, then what the process had still sent
+            self._backlog = self.poll()  # events from before, then those that the process had still sent
             self._link = None
         self._backlog += map(Abandoned, sorted(self._open))
         self._open.clear()
