@@ -63,7 +63,7 @@ class TeacherForcing:
     ) -> Iterator[mx.array]:
         """Feed tokens after the context, one by one or in chunks; yield logits (T, V), CHUNK rows at a time.
 
-        finish: what is yielded, of the last layer's rows (T, 1, E); None: the network's logits.
+        finish: maps the last layer's rows (T, 1, E) to the yielded ones; None: the network's logits.
         """
         finish = finish or self.network.logits
         for at in range(0, len(fed), CHUNK):
@@ -82,7 +82,7 @@ class TeacherForcing:
             self._kv.trim()
 
     def _feed(self, tokens: Sequence[int], phase: Phase, finish: Callable[[mx.array], mx.array]) -> mx.array:
-        """Feed tokens in one pass; return what `finish` makes of their rows."""
+        """Feed tokens in one pass; return their rows, mapped by `finish`."""
         network = self.network
         cache = self._cache
         count = len(tokens)
