@@ -42,9 +42,10 @@ def apply_adapter(model: Any, checkpoint: Checkpoint, adapter: Adapter) -> None:
         if type(layer) is nn.Linear:
             layer.weight = _merged(layer.weight, change)
             continue
-        product = LoRALinear.from_base(layer, r=change.a.shape[0], scale=1.0)
-        product.lora_a = change.a.T
-        product.lora_b = change.b.T
+        a, b = change.scaled()
+        product = LoRALinear.from_base(layer, r=a.shape[0], scale=1.0)
+        product.lora_a = a.T
+        product.lora_b = b.T
         wrapped.append((path, product))
     changes.check_taken()
     model.update_modules(tree_unflatten(wrapped))
@@ -52,8 +53,9 @@ def apply_adapter(model: Any, checkpoint: Checkpoint, adapter: Adapter) -> None:
 
 
 def _merged(weight: mx.array, change: Change) -> mx.array:
-    """Return W + B A in the type of W (N, K), computed in float32."""
-    return (weight.astype(mx.float32) + change.b @ change.a.astype(mx.float32)).astype(weight.dtype)
+    """Return W + scale * B A in the type of W (N, K), computed in float32."""
+    a, b = change.scaled()
+    return (weight.astype(mx.float32) + b @ a).astype(weight.dtype)
 
 
 def _check_form(path: str, layer: Any, checkpoint: Checkpoint) -> None:
