@@ -202,7 +202,8 @@ def test_a_feed_forward_without_gate_needs_no_norm_before_it() -> None:
         _ops=reference, config=SimpleNamespace(norm_eps=1e-6, family=SimpleNamespace(activation="relu2"))
     )
     up = Weight(mx.random.normal((12, 8)))
-    layer: Any = SimpleNamespace(gate_up=[up], mlp_norm=None, curve=None, down=Weight(mx.zeros((8, 12))))
+    down = Weight(mx.zeros((8, 12)))
+    layer: Any = SimpleNamespace(gate_up=[up], mlp_norm=None, curve=None, inner_norms=None, down=down)
     x = mx.random.normal((1, 3, 8))
     product = Decoder._feed_forward(network, Residual(x), layer)  # type: ignore[arg-type]
     assert mx.allclose(product.x, mx.maximum(x @ up.data.T, 0) ** 2, atol=1e-5)
