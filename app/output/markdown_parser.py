@@ -1,7 +1,8 @@
 """Markdown parser for model text: CommonMark with tables, strikethrough and LaTeX, no HTML, links to the web only.
 
 The transcript of the chat, the inline chat and exported HTML pages render model text through it. Reference links are
-off: blocks are rendered one by one, and a later definition would change links above it.
+off: blocks are rendered one by one, and a later definition would change links above it. Blocks nested too deeply are
+paragraphs, so that no text is lost.
 
 Guards: tests/tui/test_safety.py and test_parts.py, tests/app/output/test_rendered_markdown.py, and
 tests/app/sessions/test_html_page.py.
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
+    from markdown_it.rules_block import StateBlock
     from markdown_it.rules_inline import StateInline
     from markdown_it.token import Token
 
@@ -37,12 +39,23 @@ def parser() -> "MarkdownIt":
     made = WebLinks("commonmark", {"html": False}).enable(["table", "strikethrough"])
     made.add_render_rule("image", image)
     made.inline.ruler.before("escape", "latex", _formula)
+    made.block.ruler.before("table", "deep", _deep_block)
     return made.disable(["reference", "html_inline", "html_block"])
 
 
 def image_text(token: "Token") -> str:
     """Return the text that stands for an image: its description and its address."""
     return f"▨ {token.content} ⟨{token.attrs['src']}⟩"
+
+
+def _deep_block(state: "StateBlock", start_line: int, end_line: int, silent: bool) -> bool:
+    """Make a paragraph of any block at the deepest levels, its marks as written."""
+    from markdown_it.rules_block import paragraph
+
+    # markdown-it drops blocks at level `maxNesting`. A list is two levels deep: its items are one, too.
+    if state.level < state.md.options.maxNesting - 2:
+        return False
+    return paragraph(state, start_line, end_line, silent)
 
 
 def _formula(state: "StateInline", silent: bool) -> bool:

@@ -8,6 +8,7 @@ from textual.geometry import Region
 
 from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.input.ask_line import AskLine
+from headrace.app.tui.transcript.growing_markdown import GrowingMarkdown
 from headrace.app.tui.transcript.markdown_lines import render
 from tests.app.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
@@ -101,4 +102,14 @@ def test_any_markdown_fits_its_width(source: str, width: int) -> None:
     lines = render(source, width)
     for line in lines:
         assert "\n" not in line.plain
-        assert line.cell_length <= max(width, 12) + 60  # deep nesting and wide tables may stick out; nothing is lost
+        assert line.cell_length <= max(width, 12) + 60  # deep nesting and wide tables may stick out
+
+
+@pytest.mark.parametrize("marks", ["> ", "- ", "1. ", "123456789. ", "> - ", "- > 1. "])
+@pytest.mark.parametrize("depth", [1, 6, 9, 12, 19, 60])
+@pytest.mark.parametrize("width", [1, 12, 18, 24, 38, 100])
+def test_deeply_nested_text_is_shown(marks: str, depth: int, width: int) -> None:
+    source = marks * depth + "hello world"
+    for lines in (render(source, width), GrowingMarkdown(source).lines(width)):
+        words = " ".join(line.plain for line in lines).split()
+        assert {"hello", "world"} <= set(words)

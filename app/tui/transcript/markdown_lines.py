@@ -26,11 +26,14 @@ _TASKS = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
 _CODE_INLINE = "$text-warning"
 _QUIET = "$quiet"
 BLANK = Content("")
-_MIN_WIDTH = 12  # nesting stops narrowing the text here
+_MIN_WIDTH = 12  # neither nesting nor a narrow terminal makes the text of a block narrower
 
 
 def render(source: str, width: int, *, ansi: bool = False, dark: bool = True) -> list[Content]:
-    """Return `source` as lines of at most `width` cells, a blank line between blocks."""
+    """Return `source` as lines, a blank line between blocks.
+
+    width: cells of a line. Below `_MIN_WIDTH` cells, in deep nesting and in tables of many columns, lines are longer.
+    """
     return render_tokens(parser().parse(source), width, ansi=ansi, dark=dark)
 
 
@@ -73,7 +76,7 @@ class _Renderer:
         if head.type == "blockquote_open":
             return [
                 Content.assemble(("▎ ", "$text-secondary"), line.stylize_before(_QUIET))
-                for line in self.blocks(inner, width - 2, depth)
+                for line in self.blocks(inner, max(width - 2, _MIN_WIDTH), depth)
             ]
         if head.type in ("fence", "code_block"):
             language = (head.info.split() or [""])[0]  # "python title=x.py" has more after it
