@@ -33,7 +33,7 @@ _CPU_CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")  # bes
 class Readings(Struct, frozen=True):
     """One reading of all sensors; None where there is no sensor. Sizes in bytes.
 
-    power_w: since the reading before.
+    power_w: the mean since the reading before; on NVIDIA GPUs, NVML's own reading.
     temperature_c: of the hottest CPU core, or the GPU.
     gpu_share: part of the time that the GPU worked, 0 to 1.
     gpu_memory_used, gpu_memory_total: by all programs.
@@ -181,12 +181,12 @@ class _Rate:
 
 
 def _thermometers(hwmon: Path, read: ReadFile) -> list[Path]:
-    """Return the temperature inputs of the best chip."""
-    chips = {read(str(folder / "name")).strip(): folder for folder in sorted(hwmon.glob("hwmon*"))}
-    best = next((chips[name] for name in _CPU_CHIPS if name in chips), None)
-    if best is None:
-        return []
-    return sorted(best.glob("temp*_input"))
+    """Return the temperature inputs of all chips with the best name: each CPU socket has a chip."""
+    folders: dict[str, list[Path]] = {}
+    for folder in sorted(hwmon.glob("hwmon*")):
+        folders.setdefault(read(str(folder / "name")).strip(), []).append(folder)
+    best = next((folders[name] for name in _CPU_CHIPS if name in folders), [])
+    return [path for folder in best for path in sorted(folder.glob("temp*_input"))]
 
 
 def _rapl_counters(rapl: Path, read: ReadFile) -> list[tuple[str, Path]]:

@@ -54,6 +54,13 @@ def test_cpu_temperature_and_power_on_linux(tmp_path: Path) -> None:
     assert look().power_w is None  # the counter began anew
 
 
+def test_the_hottest_core_of_all_sockets_counts(tmp_path: Path) -> None:
+    _chip(tmp_path, 0, "coretemp", 51.0, 72.5)
+    _chip(tmp_path, 1, "coretemp", 49.0)
+    _chip(tmp_path, 2, "acpitz", 90.0)
+    assert linux(tmp_path, tmp_path / "none", Clock())().temperature_c == 72.5
+
+
 def test_packages_and_memory_count_once(tmp_path: Path) -> None:
     zones = {"0": "package-0", "0:0": "core", "0:1": "dram", "1": "package-1", "2": "psys"}
     for place, (zone, name) in enumerate(zones.items()):
