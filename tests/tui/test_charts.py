@@ -16,7 +16,7 @@ from headrace.app.tui.decode.context_speed import ContextSpeedSection, context_c
 from headrace.app.tui.decode.drawing import bars, dotted, even_ticks, labels, layered, log_ticks, marked, ticks
 from headrace.app.tui.decode.latency import HEADROOM, LatencySection, _cause_line, colour, latency_chart
 from headrace.app.tui.decode.meters import MeterLines
-from headrace.app.tui.decode.roofline import RooflineSection, plot
+from headrace.app.tui.decode.roofline import RooflineSection, flops_text, plot
 from headrace.app.tui.decode.step import StepSection
 from headrace.app.tui.decode.tables import TurnsSection
 from headrace.app.tui.metrics.facts import MachineFacts, facts
@@ -222,6 +222,22 @@ def test_the_roofline_has_round_ticks_and_a_measured_roof() -> None:
     assert any("⣀⣀⣀⣀⣀⣀⣀⣀⣀⣀" in line for line in lines[:3])  # flat
     assert {len(line) for line in lines} == {56}
     assert _plot(150e9, nominal=20e9) != lines
+
+
+@pytest.mark.parametrize(
+    ("flops", "text"),
+    [
+        (145e9, "145G"),
+        (999.4e9, "999G"),
+        (999.6e9, "1T"),
+        (999.9e9, "1T"),
+        (1e12, "1T"),
+        (999.9e6, "1G"),
+        (1.5e15, "1.5P"),
+    ],
+)
+def test_flops_have_three_digits_and_no_exponent(flops: float, text: str) -> None:
+    assert flops_text(flops) == text
 
 
 def test_without_a_compute_roof_the_plot_ends_at_its_points() -> None:

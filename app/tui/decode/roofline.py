@@ -216,6 +216,6 @@ def _source(limits: Roofs) -> str:
 def flops_text(value: float) -> str:
     """Return FLOP/s in three digits with a unit: `145G`."""
     for size, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if value >= size * (1 - 1e-9):  # with a tolerance for rounding: 1000G is 1T
+        if value >= size * 0.9995:  # three digits round 999.5G and more to 1000G: it is 1T
             return f"{value / size:.3g}{unit}"
     return f"{value:.2g}"
