@@ -10,6 +10,7 @@ from tests.app.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
 CODE = "one\n\n```py\nfirst()\n```\n\ntwo\n\n```\nsecond\nlines\n```\n"
+CODE_ANSWER = "done\n\n```\nfinal()\n```\n"
 LINKS = "[a](https://a.example/x) and https://b.example."
 
 
@@ -69,6 +70,22 @@ def test_without_a_browser_the_address_is_copied(play, monkeypatch: pytest.Monke
         assert copied == ["https://a.example/x"]
 
     play(scenario, ScriptedEngine().script(Script([LINKS])))
+
+
+def test_thinking_is_not_copied(play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(it: Driver) -> None:
+        copied: list[str] = []
+        monkeypatch.setattr(it.state, "copy", lambda text, _what: copied.append(text))
+        await it.ask("code")
+        await it.write("/copy")
+        await it.press("ctrl+up", "c", "b", "escape")
+        await it.write("/copy code")
+        assert copied == [CODE_ANSWER, CODE_ANSWER, "final()\n", "final()\n"]
+        await it.write("/links")
+        await it.until(lambda: "this message has no link" in it.text())
+
+    thinking = "<think>\nhttps://draft.example\n```\ndraft()\n```\n</think>\n"
+    play(scenario, ScriptedEngine().script(Script([thinking, CODE_ANSWER])))
 
 
 def test_text_goes_to_the_clipboard_tool_of_the_display(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

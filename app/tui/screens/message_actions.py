@@ -40,7 +40,7 @@ _TRAILING = ".,;:!?)]*_"  # characters after an address that rarely belong to it
 
 
 class MessageActions:
-    """Act on the branch that the chat shows. Copied text is sanitised, as it is on the screen.
+    """Act on the branch that the chat shows. Copied text is sanitised, as it is on the screen, and without thinking.
 
     commands: functions by the names in `app.chat.commands.COMMANDS`; each takes the text after the name. The public
     methods with a message are for keys on a selected message, see `ChatActions.act`.
@@ -184,14 +184,14 @@ class MessageActions:
         if what == "code":
             self.copy_code(self._last_answer())
         else:
-            self._state.copy(sanitise(self._last_answer().content), "the answer")
+            self._state.copy(sanitise(self._last_answer().by_kind.content), "the answer")
 
     def copy_message(self, message: Message) -> None:
-        self._state.copy(sanitise(message.content), "the message")
+        self._state.copy(sanitise(message.by_kind.content), "the message")
 
     def copy_code(self, message: Message) -> None:
         """Copy a message's code block; ask which if there are several."""
-        blocks = code_blocks(sanitise(message.content))
+        blocks = code_blocks(sanitise(message.by_kind.content))
         if not blocks:
             raise UsageError("this message has no code block")
         names = [_first_line(block) for block in blocks]
@@ -202,7 +202,7 @@ class MessageActions:
 
     def open_link(self, message: Message) -> None:
         """Open a link in the browser, after the user saw and chose its whole address."""
-        addresses = web_addresses(sanitise(message.content))
+        addresses = web_addresses(sanitise(message.by_kind.content))
         if not addresses:
             raise UsageError("this message has no link")
         self._view.pick("open which link in the browser?", addresses, lambda n: self._open(addresses[n]), always=True)
