@@ -386,7 +386,8 @@ class Engine:
             with memory_errors(self._cost.weight_bytes), self.first_pass.watched():
                 self._memory.begin_work(num_sequences=1)
                 reserved = min(len(prompt) + OUTPUT_RESERVED, self._budget.limit)
-                cache = self.kv.acquire(prompt, reserved)
+                with self._waiting_for_ranks():  # for their prefixes; `prefill` waits for their passes
+                    cache = self.kv.acquire(prompt, reserved)
                 reused = cache.committed
                 prefill_prompt(self.network, self.kv, cache, prompt, self._chunk_budget.alone, stop)
                 prefetched = PrefetchedPrompt(cache.committed, cache.committed_bytes, cache.allocated_bytes, reused)

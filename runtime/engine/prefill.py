@@ -11,6 +11,7 @@ guards the budgets, test_step_loop.py the entries.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 
 import mlx.core as mx
 
@@ -101,12 +102,15 @@ def prefill(
     """Append `tokens` to the cache and commit them; yield the number done after each chunk."""
     done = 0
     sizer = sizer or ChunkSizer()
+    division = network.division
+    waiting_for_ranks = division.waiting if division else nullcontext
     while done < len(tokens):
         chunk = tokens[done : done + sizer.size]
         started = time.perf_counter()
         kv_pass = one_pass(kv, cache, len(chunk), output=False)
-        feed(network, kv_pass, mx.array(list(chunk)))
-        mx.eval(kv_pass.arrays)  # until here MLX has only built the chunk: it is computed, and timed, now
+        with waiting_for_ranks():  # once a chunk: the limit is a pass's, and a long prompt is many
+            feed(network, kv_pass, mx.array(list(chunk)))
+            mx.eval(kv_pass.arrays)  # until here MLX has only built the chunk: it is computed, and timed, now
         cache.commit(len(chunk))
         done += len(chunk)
         sizer.record(len(chunk), time.perf_counter() - started)

@@ -1,9 +1,11 @@
-"""Time limit of a pass on several ranks: a rank that waits for ever still sends heartbeats.
+"""Time limit of a pass on several ranks.
 
-The limit follows earlier passes: several times the slowest pass of decoding, or of as many prompt tokens.
+It ends the wait for a rank that hangs, which still sends heartbeats. The limit follows earlier passes: several times
+the slowest pass of decoding, or of as many prompt tokens.
 
-`Leader` watches it in a thread, and ends all ranks beyond it; the engine waits for passes within `waiting`. So it must
-never be too short for a healthy rank: LEAST_S and FIRST_S leave room for a busy machine.
+`Leader` watches it in a thread, and ends all ranks beyond it. So it must never be too short for a healthy rank: LEAST_S
+and FIRST_S leave room for a busy machine. `Engine.step` and `prefill` wait for the ranks within `waiting`, and all
+passes of the engine are made there.
 
 Guard: tests/runtime/ranks/test_pass_limit.py.
 """
@@ -29,7 +31,7 @@ class PassLimit:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._since: float | None = None
-        self._prompts = deque([0, 0], maxlen=2)  # tokens of the newest passes, of which one is built ahead
+        self._prompts = deque([0, 0], maxlen=2)  # tokens of the pass in flight and of the next, which is built ahead
         self._slowest: dict[Phase, float] = {}  # seconds of a decoding pass; of "prefill": of one prompt token
 
     def watch(self, over: threading.Event, lose: Callable[[str], None]) -> None:

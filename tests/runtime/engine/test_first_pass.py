@@ -1,6 +1,9 @@
 """Reports of a first pass that takes long."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -90,3 +93,35 @@ def test_no_pass_is_reported_where_nothing_is_compiled(network: Decoder) -> None
     slow = Slow(network, 0, patience_s=5 * SLOW_S, compiles=False)
     assert [event for event in slow.engine.generate(Request(PROMPT, max_tokens=2)) if isinstance(event, Step)]
     assert slow.reports == []
+
+
+class Ranks:
+    """A division that records when the engine waits for the ranks."""
+
+    staged = False
+    takes_turns = False
+    kv_memory = 1 << 24
+
+    def __init__(self) -> None:
+        self.num_waits = 0
+        self.is_waiting = False
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        assert not self.is_waiting
+        self.num_waits += 1
+        self.is_waiting = True
+        yield
+        self.is_waiting = False
+
+
+def test_every_chunk_of_a_prefetch_waits_for_the_ranks(network: Decoder) -> None:
+    ranks = Ranks()
+    waits: list[tuple[bool, int]] = []
+    watched: Any = WatchedNetwork(network, on_pass=lambda _: waits.append((ranks.is_waiting, ranks.num_waits)))
+    watched.division = ranks
+    engine = Engine(watched, context_limit=128, keep_prefix=True)
+    engine.prefetch([1 + i % 90 for i in range(100)], stop=lambda: False)
+    assert waits[:2] == [(True, 2), (True, 3)]  # the first wait is for the ranks' prefixes
+    assert all(is_waiting for is_waiting, _ in waits)
+    assert not ranks.is_waiting
