@@ -96,5 +96,5 @@ def _drawn(line: TreeLine) -> Content:
     if len(lead) > _DEEPEST:
         lead = "…" + lead[1 - _DEEPEST :]
     mark = ("❯ ", "$text-accent") if message.role == "user" else ("◆ ", "$text-primary")
-    text = safe_line(message.content[:_LONGEST]) or "(no text)"
+    text = safe_line(message.by_kind.content[:_LONGEST]) or "(no text)"
     return Content.assemble((lead, "$quiet"), mark, (text, "bold" if line.shown else "$quiet"))

@@ -78,3 +78,13 @@ def test_a_message_is_deleted_only_when_that_was_confirmed(play, home: Path) -> 
         assert b"Hello, world" not in (home / "sessions.db").read_bytes()
 
     play(scenario)
+
+
+def test_the_tree_shows_answers_without_thinking(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("2+2")
+        await it.write("/tree")
+        await it.until(lambda: isinstance(it.app.screen, TreeScreen))
+        assert "◆ It is 4." in it.text()
+
+    play(scenario, ScriptedEngine().script(Script(["<think>\nlet me see\n</think>\n", "It is 4."])))
