@@ -1,10 +1,12 @@
 """Table of the tensors of blocks that many architectures share: norms, attention, feed-forwards, experts, tables.
 
-Keys are names of tensors in files of llama.cpp, below "blk.N." but for `tables`; `names.named` adds ".weight". Values
-are their places in a model's class. A change here changes every row that has the block:
-tests/models/gguf/test_layered.py converts a small file of each.
+Keys are names of tensors in files of llama.cpp, below "blk.N." but for `tables`; `names.named` adds ".weight" to those
+without a dot. Values are their places in a model's class, and the names of their axes, whose sizes are `names.sizes_of`
+a config. A change here changes every row that has the block: tests/models/gguf/test_layered.py converts a small file of
+each.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -30,6 +32,7 @@ SANDWICH_NORMS = {
     "post_ffw_norm": TensorRule("post_feedforward_layernorm", "hidden"),
 }
 
+# A draft layer that is stored after the last layer, as one more of them
 NUMBERED_DRAFTS = DraftLayer(
     at="model.layers.{}.",
     layer="",
@@ -137,11 +140,13 @@ LATENTS = {
     "attn_kv_a_norm": TensorRule("self_attn.kv_a_layernorm", "kv_lora"),
     "attn_output": TensorRule("self_attn.o_proj", "hidden heads*value"),
 }
+# Queries from latents, in larger models of MLA
 LATENT_QUERIES = {
     "attn_q_a": TensorRule("self_attn.q_a_proj", "q_lora hidden"),
     "attn_q_a_norm": TensorRule("self_attn.q_a_layernorm", "q_lora"),
     "attn_q_b": TensorRule("self_attn.q_b_proj", "heads*query q_lora"),
 }
+# Sparse attention of DeepSeek-V3.2: scores of all entries, of which the best are attended to
 INDEXER = {
     "indexer.attn_q_b.weight": TensorRule("self_attn.indexer.wq_b", "index_heads*index q_lora"),
     "indexer.attn_k.weight": TensorRule("self_attn.indexer.wk", "index hidden"),
@@ -149,6 +154,7 @@ INDEXER = {
     "indexer.k_norm.weight": TensorRule("self_attn.indexer.k_norm", "index"),
     "indexer.k_norm.bias": TensorRule("self_attn.indexer.k_norm", "index", "bias"),
 }
+# The matrices by which each head reads latents, as keys and as values
 LATENT_HEADS = {
     "attn_k_b": TensorRule("self_attn.embed_q", "heads kv_lora nope"),
     "attn_v_b": TensorRule("self_attn.unembed_out", "heads value kv_lora"),
@@ -163,10 +169,28 @@ def tables(
     return both if head is None else {**both, "output": TensorRule(head, "vocab hidden", optional=True)}
 
 
-def equal_layers(model_class: str, model_type: str, layer: TensorRules, **more: Any) -> GGUFArchitecture:
-    """Return the row of a model with equal layers and every kind of scaled RoPE. more: further fields of the row."""
+_TABLES = tables()  # of most models
+
+
+def equal_layers(
+    model_class: str,
+    model_type: str,
+    layer: TensorRules,
+    *,
+    tables: TensorRules = _TABLES,
+    constants: Mapping[str, Any] | None = None,
+    half: str = "float16",
+    **more: Any,
+) -> GGUFArchitecture:
+    """Return the row of a model with equal layers and every kind of scaled RoPE.
+
+    tables: tensors outside layers.
+    constants: entries of the config besides `hidden_act`, which is SiLU unless they change it.
+    half: half precision that the activations fit.
+    more: further fields of the row.
+    """
     return GGUFArchitecture(
-        model_class, model_type, {"layer": layer}, more.pop("tables", tables()),
-        constants={"hidden_act": "silu", **more.pop("constants", {})}, scales_rope=True,
-        config_tensors=(ROPE_LONG, ROPE_SHORT), half=more.pop("half", "float16"), **more,
+        model_class, model_type, {"layer": layer}, tables,
+        constants={"hidden_act": "silu", **(constants or {})}, scales_rope=True,
+        config_tensors=(ROPE_LONG, ROPE_SHORT), half=half, **more,
     )  # fmt: skip
