@@ -185,7 +185,7 @@ class Conversation:
         """Have the engine count, and prefill, the prompt that sending `text` would make."""
         if self.writer.active is not None or self.trimming.question is not None:
             return
-        request = self.unsent.prefetch(text, self.session, self.messages, count_only=count_only)
+        request = self.unsent.update(text, self.session, self.messages, count_only=count_only)
         if request is not None:
             self.engine.prefetch(request)
 
@@ -435,7 +435,7 @@ class Conversation:
                     self.writer.end("died")
                     self.writer.settle()
             case PromptCounted():
-                if self.unsent.counted_by(event) and self.writer.active is None:
+                if self.unsent.take_count(event) and self.writer.active is None:
                     self.branch.context_tokens = event.tokens
             case Failed(id=None):
                 self.notice = one_line(event.message, event.hint)

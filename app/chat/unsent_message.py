@@ -1,7 +1,8 @@
 """The message being typed: its attachments, and its prompt for counting and prefetching.
 
-The screen calls `Conversation.prefetch` at pauses of typing. The engine answers with a `PromptCounted`. Its id is the
-number of the request: counts of earlier texts are ignored.
+The screen calls `Conversation.prefetch` while the user types, to count tokens, and in pauses, to prefill them as well
+(`app.tui.screens.prompt_prefetch`). The engine answers with a `PromptCounted`. Its id is the number of the request:
+counts of earlier texts are ignored.
 
 Guard: tests/app/chat/test_unsent_message.py.
 """
@@ -38,10 +39,13 @@ class UnsentMessage:
         self._tokens: dict[str, int] = {}  # of the files counted last, by their text
         self._read: dict[str, tuple[float, Sequence[Attachment]]] = {}  # by name: time and content
 
-    def prefetch(
+    def update(
         self, text: str, session: Session, branch: Sequence[Message], *, count_only: bool = False
     ) -> PrefetchPrompt | None:
-        """Return the request for this text; None if nothing would be sent, or a file or a setting cannot be read."""
+        """Take the newest text, and read its files; return the request to count and prefill it.
+
+        None if nothing would be sent, or a file or a setting cannot be read.
+        """
         try:
             content, self.files = take_attachments(text, read=self._read_lately)
         except UsageError as error:  # reported in full when it is sent
@@ -77,7 +81,7 @@ class UnsentMessage:
         _, files = self._read[name]
         return files
 
-    def counted_by(self, counted: PromptCounted) -> bool:
+    def take_count(self, counted: PromptCounted) -> bool:
         """Take a count; counts of earlier texts are ignored. Return True for a count of the conversation alone."""
         if counted.id != self._requests:
             return False

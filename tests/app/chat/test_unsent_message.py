@@ -20,13 +20,13 @@ def test_a_folder_is_read_once_while_keys_come(tmp_path: Path, monkeypatch: pyte
     session = Session("s", "", 0.0, 0.0)
     typed = unsent_message.UnsentMessage()
     for text in ("see", "see t", "see this"):
-        asked = typed.prefetch(f"@{tmp_path}/ {text}", session, [])
+        asked = typed.update(f"@{tmp_path}/ {text}", session, [])
         assert asked is not None
         assert asked.files == ("one",)
     assert len(read) == 1
     (tmp_path / "one.txt").write_text("two")
     now[0] += 10.0
-    asked = typed.prefetch(f"@{tmp_path}/ see this", session, [])
+    asked = typed.update(f"@{tmp_path}/ see this", session, [])
     assert asked is not None
     assert asked.files == ("two",)
 
@@ -34,7 +34,7 @@ def test_a_folder_is_read_once_while_keys_come(tmp_path: Path, monkeypatch: pyte
 def test_a_prompt_is_asked_for_as_it_will_be_sent() -> None:
     sampling = {"thinking": "on", "chat_template_kwargs": '{"preserve_thinking": true}'}
     session = Session("s", "", 0.0, 0.0, sampling=sampling)
-    asked = unsent_message.UnsentMessage().prefetch("why?", session, [])
+    asked = unsent_message.UnsentMessage().update("why?", session, [])
     sent = answer_request(1, session, [Message(1, "s", None, "user", "why?", 0.0)])
     assert asked is not None
     assert asked.messages == sent.messages
@@ -44,7 +44,7 @@ def test_a_prompt_is_asked_for_as_it_will_be_sent() -> None:
 
 def test_nothing_is_asked_with_settings_that_cannot_be_sent() -> None:
     session = Session("s", "", 0.0, 0.0, sampling={"temperature": -1})
-    assert unsent_message.UnsentMessage().prefetch("why?", session, []) is None
+    assert unsent_message.UnsentMessage().update("why?", session, []) is None
 
 
 def test_counts_of_files_stay_until_they_are_counted_again(tmp_path: Path) -> None:
@@ -53,26 +53,26 @@ def test_counts_of_files_stay_until_they_are_counted_again(tmp_path: Path) -> No
         (tmp_path / name).write_text(name)
     session = Session("s", "", 0.0, 0.0)
     typed = unsent_message.UnsentMessage()
-    asked = typed.prefetch(f"@{tmp_path}/one.txt", session, [])
+    asked = typed.update(f"@{tmp_path}/one.txt", session, [])
     assert asked is not None
     assert typed.file_tokens == [None]
-    typed.counted_by(PromptCounted(asked.id, 100, 400, 50, (7,)))
-    typed.prefetch(f"@{tmp_path}/one.txt", session, [])
+    typed.take_count(PromptCounted(asked.id, 100, 400, 50, (7,)))
+    typed.update(f"@{tmp_path}/one.txt", session, [])
     assert typed.file_tokens == [7]
-    again = typed.prefetch(f"@{tmp_path}/two.txt and @{tmp_path}/one.txt", session, [])
+    again = typed.update(f"@{tmp_path}/two.txt and @{tmp_path}/one.txt", session, [])
     assert typed.file_tokens == [None, 7]
     assert again is not None
-    typed.counted_by(PromptCounted(asked.id, 100, 400, 50, (1, 1)))  # of the text before
+    typed.take_count(PromptCounted(asked.id, 100, 400, 50, (1, 1)))  # of the text before
     assert typed.file_tokens == [None, 7]
-    typed.counted_by(PromptCounted(again.id, 100, 400, 50, (8, 9)))
+    typed.take_count(PromptCounted(again.id, 100, 400, 50, (8, 9)))
     assert typed.file_tokens == [8, 9]
 
 
 def test_a_count_of_a_sent_message_is_ignored() -> None:
     typed = unsent_message.UnsentMessage()
-    asked = typed.prefetch("why?", Session("s", "", 0.0, 0.0), [])
+    asked = typed.update("why?", Session("s", "", 0.0, 0.0), [])
     assert asked is not None
     typed.sent()
-    typed.counted_by(PromptCounted(asked.id, 100, 400, 50))
+    typed.take_count(PromptCounted(asked.id, 100, 400, 50))
     assert typed.counted is None
     assert typed.count_of("why?") is None
