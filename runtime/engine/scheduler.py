@@ -2,12 +2,14 @@
 
 Requests are admitted in order of arrival, if a place and K/V memory for their prompt are free. Where a cache is copied
 to grow, memory for output is reserved as well, unless it is short. With prefix sharing, a request waits while a running
-prompt with the same beginning is being fed. Every decoding sequence gets one row of every pass; prompts get the rest of
-`ChunkBudget`, the oldest first. If memory is short, the youngest sequence is preempted: its cache is released, and it
-is admitted again before younger ones and fed its tokens again. The oldest is never preempted.
+prompt with the same beginning is being fed. A decoding sequence gets one row of every pass, or several to feed tokens
+again after a preemption or a rollback, or none while memory is short. Prompts share `ChunkBudget`, the oldest first. If
+memory is short, the youngest sequence is preempted: its cache is released, and it is admitted again before younger ones
+and fed its tokens again. The oldest is never preempted.
 
-`Engine` calls `admit`, then `plan`, once a step. The order of the chunks that `plan` returns is part of its contract:
-`decode.start` and `InFlightPass` rely on it. tests/runtime/engine/test_scheduler.py runs it without a network.
+`Engine` calls `admit`, then `plan`, once a step; `Drafting` adds draft tokens by `extend`, and `Ending` calls `remove`.
+The order of the chunks that `plan` returns is part of its contract: `decode.start` and `InFlightPass` rely on it.
+tests/runtime/engine/test_scheduler.py runs it without a network.
 """
 
 from collections import deque
@@ -135,12 +137,16 @@ class Scheduler:
         return admitted
 
     def plan(self) -> list[ScheduledChunk]:
-        """Return the next pass: first chunks that choose (of them, first those fed the in-flight pass's tokens)."""
+        """Schedule the next pass, and return its chunks. Reserves memory for them, and may preempt sequences.
+
+        Order: chunks that choose and are fed the in-flight pass's tokens, others that choose, output that is fed again,
+        prompts.
+        """
         if self._preempting is not None and not self._preempting.pending:
             self._preempt(self._preempting)
         chained: list[ScheduledChunk] = []  # fed a token that the in-flight pass chooses
-        first: list[ScheduledChunk] = []  # fed known tokens, and choose
-        again: list[ScheduledChunk] = []  # fed output once more, and choose none
+        choosing: list[ScheduledChunk] = []  # fed known tokens, and choose
+        refeeding: list[ScheduledChunk] = []  # fed output once more, and choose none
         prompts: list[Sequence] = []
         for sequence in tuple(self.running):
             if sequence.state == "prefill":
@@ -151,18 +157,20 @@ class Scheduler:
             if sequence.state != "decode" or not sequence.remaining or not self._reserve_entry(sequence):
                 continue
             known = len(sequence.tokens) - sequence.kv.length  # tokens without an entry; 0: the next one is in flight
-            if 1 < known <= REFEED and sequence.kv.needs_marks:  # a rejected draft took accepted entries with it
-                first.append(ScheduledChunk(sequence, known, "decode", chooses=True, num_refed=known - 1))
+            # A rejected draft took accepted entries with it, back to a mark: all are fed in this pass, which chooses.
+            if 1 < known <= REFEED and sequence.kv.needs_marks:
+                choosing.append(ScheduledChunk(sequence, known, "decode", chooses=True, num_refed=known - 1))
                 continue
-            if known > 1:  # its output before it was preempted
-                again.append(ScheduledChunk(sequence, min(known - 1, REFEED), "decode", chooses=False))
+            # Its output before it was preempted, over several passes; its last token chooses in the pass after them.
+            if known > 1:
+                refeeding.append(ScheduledChunk(sequence, min(known - 1, REFEED), "decode", chooses=False))
                 continue
             chunk = ScheduledChunk(sequence, 1, "decode", chooses=True)
             if known:
-                first.append(chunk)
+                choosing.append(chunk)
             else:  # its token is in flight
                 chained.append(chunk)
-        decoding = [*chained, *first, *again]
+        decoding = [*chained, *choosing, *refeeding]
         return [*decoding, *self._chunks(prompts, with_decoding=bool(decoding))]
 
     def extend(self, chunk: ScheduledChunk, draft_tokens: tuple[int, ...], source: str) -> ScheduledChunk:
