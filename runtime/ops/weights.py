@@ -1,9 +1,11 @@
-"""Parameters of the fused operations: weight matrix, rotation, attention layout, mixture of experts.
+"""Parameters of the fused operations: weights, rotation, attention layout, mixture of experts, token selection.
 
-A network makes one of each per layer at load, and passes it to `Ops`. The native kernels' form of each is cached by
-identity (`native_plans`), so objects are frozen, and reused from step to step. A new field that kernels do not know
-has to be refused in `native_plans`; else they would compute without it. tests/runtime/ops/test_native_kernels.py
-compares kernels with the reference, with fields drawn at random.
+A network makes those of its layers at load, and passes them to `Ops`; `SampleRule` comes with each row of a pass. The
+native kernels' form of `Rope`, `AttentionSpec` and `Mixture` is cached by identity (`native_plans`), so objects are
+frozen, and reused from step to step; that of a `Weight` is a `PreparedWeight`. A new field that kernels do not know has
+to be refused; else they would compute without it. `native.pages` does so for attention, `Mixture.is_composed` for
+experts. Tests compare kernels with the reference: tests/runtime/ops/test_native_kernels.py with drawn fields of weights
+and attention, test_native_experts.py with mixtures.
 
 Shapes use N = output features, K = input features, G = group size, D = head dimension.
 """
@@ -119,6 +121,8 @@ class AttentionSpec(Struct, frozen=True, eq=False, weakref=True):
     sinks: (H,), scores that join each head's softmax without a value; never together with a softcap.
     projects: parts of a token's row: queries only where the K/V of an earlier layer are read; without values where the
         keys, before their norm and rotation, are values, too.
+    chosen: entries that a query attends to, at most, by `runtime.ops.indexed`; None for all.
+    chooser: chooses them by whole blocks; None: they are chosen one by one.
     """
 
     heads: int
@@ -138,8 +142,8 @@ class AttentionSpec(Struct, frozen=True, eq=False, weakref=True):
     projects: Literal["q", "qk", "qkv"] = "qkv"
     chunked: bool = False
     unit_norms: bool = False
-    chosen: int | None = None  # entries that a query attends to, at most, by `runtime.ops.indexed`; None: all
-    chooser: BlockChooser | None = None  # of these entries, by whole blocks; None: one by one
+    chosen: int | None = None
+    chooser: BlockChooser | None = None
 
     def first_seen(self, position: int) -> int:
         """Return the first position that the query at `position` sees."""
