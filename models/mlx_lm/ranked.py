@@ -1,9 +1,10 @@
 """mlx-lm's classes on several ranks: tensor parallel by a class's `shard`, pipelines by mlx-lm's `PipelineMixin`.
 
-A class divides itself evenly. In its pipelines the last rank has the first layers, and every rank embedding and head.
-All ranks compute the logits of a pass.
+A class divides itself. Shards are equal; so are the parts of a pipeline, unless its `pipeline` takes numbers of layers
+(`split`). In a pipeline the last rank has the first layers, and every rank embedding and head. All ranks compute the
+logits of a pass.
 
-Guard: tests/models/mlx_lm/test_deepseek_v4.py.
+Guards: tests/models/network/test_ranks.py, and tests/models/mlx_lm/test_deepseek_v4.py for refusals.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,6 +47,7 @@ class RankedMlxLm(MlxLmNetwork):
         self._group = group
         self._is_staged = split.kind == "pipeline"
 
+        # The base class calls this before it measures the rest, for which it reads `_whole_shares`.
         def divide(model: nn.Module) -> None:
             self._whole_shares = measure(model, checkpoint.config).shares  # collectives cannot be traced
             _division(split, group.raw)(model)
