@@ -1,4 +1,4 @@
-"""Rendering of a model's Markdown as styled lines: of whole texts, and of a growing answer on a terminal.
+"""Rendering of a model's Markdown as styled lines, for an answer that grows on a terminal.
 
 The chat with --inline writes its answers through `MarkdownOutput`. Only the last blocks can still change as text comes,
 so all before them are printed for good.
@@ -99,9 +99,9 @@ class MarkdownOutput:
 
 
 def rendered_lines(source: str, width: int) -> list[RenderedLine]:
-    """Return Markdown as lines of at most `width` cells, without trailing spaces; styled where the terminal may be.
+    """Return sanitised Markdown as lines of at most `width` cells, with a blank line between blocks.
 
-    A blank line stands between blocks.
+    Lines have no trailing spaces. They are plain if the terminal shows no styles.
     """
     lines: list[RenderedLine] = []
     for block in blocks_of(source):
@@ -113,7 +113,7 @@ def rendered_lines(source: str, width: int) -> list[RenderedLine]:
 
 
 def blocks_of(source: str) -> list[str]:
-    """Return the sources of the blocks of Markdown at the top level, each up to the begin of the next."""
+    """Return the sources of the top-level blocks of sanitised Markdown, each up to the next one's beginning."""
     tokens = parser().parse(source)
     starts = [token.map[0] for token in tokens if token.level == 0 and token.map and token.nesting >= 0]
     lines = source.splitlines(keepends=True)  # sanitised text has no line break but \n, which the parser counts
