@@ -3,8 +3,9 @@
 OpenAI's `response_format`, the Responses API's `text.format`, Anthropic's `output_config.format`, and vLLM's
 `structured_outputs`.
 
-`options.py` takes the options from `format_options`, `flat_format` serves the two forms that name a format elsewhere.
-Guarded by tests/app/answer/test_structured.py, which has a body of each form.
+`openai_form.py` takes the options from `format_options`; `responses.py` and `anthropic.py` of the server take them from
+`flat_format`. Guards: tests/app/answer/test_structured.py, and test_openai.py, test_responses.py and test_anthropic.py
+in tests/app/server.
 """
 
 import re
@@ -56,10 +57,12 @@ def _structured(key: str, value: object) -> dict[str, object]:
     return {_OPTIONS[key]: value}
 
 
-def read_response_format(value: object) -> dict[str, object]:
+def read_response_format(value: object, name: str = "response_format") -> dict[str, object]:
     """Return the options of a `response_format`: a `schema`, or none for text. Raises UsageError.
 
     A schema is always honoured wholly, whether it is said to be strict or not.
+
+    name: the field's name, for errors.
     """
     match value:
         case {"type": "text"}:
@@ -71,19 +74,24 @@ def read_response_format(value: object) -> dict[str, object]:
         case {"type": "json_schema", "json_schema": {"schema": Mapping() as schema}}:
             return {"schema": schema}
         case {"type": "json_schema"}:
-            raise UsageError("response_format of type json_schema needs json_schema with a schema")
+            raise UsageError(f"{name} of type json_schema needs json_schema with a schema")
         case {"type": kind}:
-            raise UsageError(f"response_format must be of type {_TYPES}, not {shown(kind)}")
-    raise UsageError(f"response_format must be an object with a type: {_TYPES}")
+            raise UsageError(f"{name} must be of type {_TYPES}, not {shown(kind)}")
+    raise UsageError(f"{name} must be an object with a type: {_TYPES}")
 
 
-def flat_format(value: Mapping[str, object]) -> dict[str, object]:
-    """Return the options of a format with the schema beside its type: `text.format`, `output_config.format`."""
+def flat_format(value: Mapping[str, object], name: str) -> dict[str, object]:
+    """Return the options of a format with the schema beside its type. Raises UsageError.
+
+    name: the field's name, for errors, such as `text.format`.
+    """
     if not value:
         return {}
-    if value.get("type") == "json_schema":
-        return read_response_format({"type": "json_schema", "json_schema": {"schema": value.get("schema")}})
-    return read_response_format(dict(value))
+    if value.get("type") != "json_schema":
+        return read_response_format(value, name)
+    if not isinstance(value.get("schema"), Mapping):
+        raise UsageError(f"{name} of type json_schema needs a schema")
+    return {"schema": value["schema"]}
 
 
 def _any_of(value: object) -> str:

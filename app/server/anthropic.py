@@ -58,7 +58,12 @@ def read_call(body: Body) -> Call:
     """
     refuse(body, REFUSED)
     output = mapping(body, "output_config")
-    structure = flat_format(mapping(output, "format") or mapping(body, "output_format"))
+    format_name = "output_config.format"
+    asked_format = mapping(output, "format")
+    if not asked_format:
+        format_name = "output_format"  # an older name of the field
+        asked_format = mapping(body, "output_format")
+    structure = flat_format(asked_format, format_name)
     messages = read_messages(body)
     continue_text = ""
     if messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]:

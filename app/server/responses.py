@@ -73,12 +73,11 @@ def read_call(body: Body) -> Call:
     """Return the call of a body. Raises UsageError that names the field."""
     refuse(body, REFUSED)
     read(body, "truncation", OneOf(("auto", "disabled")))  # a prompt that is too long is refused either way
+    structure = flat_format(mapping(mapping(body, "text"), "format"), "text.format")
     return Call(
         model=read(body, "model", Text()),
         messages=read_input(body),
-        options=answer_options(
-            body, {"max_output_tokens": "max_tokens"}, flat_format(mapping(mapping(body, "text"), "format"))
-        ),
+        options=answer_options(body, {"max_output_tokens": "max_tokens"}, structure),
         stream=flag(body, "stream"),
         logprobs=_logprobs(body),
         effort=read(mapping(body, "reasoning"), "effort", OneOf(EFFORTS)),

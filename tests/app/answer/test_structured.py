@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.options import AnswerOptions
-from headrace.app.answer.response_format import read_response_format
+from headrace.app.answer.response_format import flat_format, read_response_format
 from headrace.models.loading.load import LoadedModel, load_model
 from headrace.runtime.errors import EngineError, UsageError
 from headrace.runtime.speculation.controller import Controller
@@ -170,6 +170,18 @@ def test_response_formats_are_read_or_refused() -> None:
     ):
         with pytest.raises(UsageError):
             read_response_format(wrong)
+
+
+def test_errors_of_flat_formats_name_their_field() -> None:
+    schema = {"type": "integer"}
+    assert flat_format({}, "text.format") == {}
+    assert flat_format({"type": "text"}, "text.format") == {}
+    assert flat_format({"type": "json_schema", "schema": schema}, "text.format") == {"schema": schema}
+    with pytest.raises(UsageError, match=r"^text\.format of type json_schema needs a schema$"):
+        flat_format({"type": "json_schema"}, "text.format")
+    for wrong in ({"type": "grammar"}, {"schema": schema}):
+        with pytest.raises(UsageError, match=r"^text\.format must be"):
+            flat_format(wrong, "text.format")
 
 
 @pytest.mark.sampled

@@ -140,6 +140,11 @@ def _called(**fields: object) -> dict[str, Any]:
             "schema excludes the schema of another field (give one of them)",
         ),
         ({"output_format": {"type": "json_object"}, "regex": "a"}, "regex excludes the schema of another field"),
+        (
+            {"output_config": {"format": {"type": "json_schema"}}},
+            "output_config.format of type json_schema needs a schema",
+        ),
+        ({"output_format": {"type": "poem"}}, "output_format must be of type"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
     ],
 )
