@@ -1,4 +1,4 @@
-"""Messages between the chat and its engine process: each is its length in eight bytes, then its pickle.
+"""Messages between the chat or the server and its engine process: each is its length in eight bytes, then its pickle.
 
 Both ends are this program, run by the same user, so pickles are trusted. An incomplete message at the end of the stream
 is dropped.

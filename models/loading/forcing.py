@@ -1,7 +1,10 @@
 """Teacher forcing: a given text through a network by the engine's own passes, with the logits of scored rows.
 
-`begin` prefills a context. `score` feeds a text after it, as decode steps or prefill chunks, and yields logits; the
-cache then holds the context again. All networks see the same tokens. T = tokens, V = vocabulary.
+`begin` prefills a context. `score` feeds a text after it, as decode steps or prefill chunks, and yields logits. After
+the last of them the cache holds the context again; a caller that stops earlier has to call `begin` or `end`.
+
+`bench --quality`, `quantize` and the choice of 8-bit activations compare networks by it, and give each the same tokens.
+T: tokens, V: vocabulary, E: hidden size.
 
 Guard: tests/app/bench/quality/test_quality_run.py.
 """
@@ -22,7 +25,10 @@ CHUNK = 128  # rows of logits at a time: 128 MiB with a vocabulary of 256k
 
 
 class Scores(Protocol):
-    """Logits of a text, by a network or by another program."""
+    """Logits of a text, by a network (`TeacherForcing`) or by another program.
+
+    `TeacherForcing.score` has one more parameter, `finish`: other programs give logits only.
+    """
 
     seconds: float
     """Time of the scored passes."""

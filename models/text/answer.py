@@ -155,7 +155,8 @@ class AnswerText:
 def _truncated(step: Step, used: int) -> Step:
     """Return the step with only its first `used` tokens.
 
-    It keeps no rejected draft tokens: they come after its last token, so after the end of the answer.
+    A shortened step has no rejected draft tokens: they were proposed after the end of the answer. A whole step keeps
+    them: the first was proposed in place of its last token.
     """
     # The record also counts an end-of-turn token, which is not in `step.tokens` and comes after the stop string.
     if used == step.record.tokens:

@@ -3,6 +3,9 @@
 `machine()` is cheap (a few procfs reads, no process) and cached. Facts that change (free memory, power) or need a
 process (GPU cores on macOS) have functions of their own. Unknown facts are None. Parsers: `hardware_text`.
 
+`limit_command_buffers` sets a limit of MLX for Metal, by an environment variable that MLX reads when it makes its
+device (tests/runtime/machine/test_command_buffers.py).
+
 Readers of files and tools are parameters, so tests put recorded machines in their place: folders under
 tests/runtime/machine/machines/ with the files and outputs of tools (test_hardware.py). A new fact is a field of
 `Machine` or a function here, and a parser there.
@@ -236,7 +239,7 @@ def read_file(path: str) -> str:
 
 def run_tool(*command: str) -> str:
     """Return the standard output of a system tool, an empty string if it is missing, fails to start or hangs."""
-    import subprocess  # deferred: not needed on Linux
+    import subprocess  # deferred: most commands start no system tool
 
     try:
         return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10).stdout
@@ -283,7 +286,7 @@ def _scheduled_cpus() -> int:
 
 # --- limits of MLX that have to be set before it makes its device ----------------------------------------------
 
-VARIABLE = "MLX_MAX_OPS_PER_BUFFER"
+COMMAND_BUFFER_VARIABLE = "MLX_MAX_OPS_PER_BUFFER"  # kernels in a Metal command buffer, at most
 _MAX_KERNELS = 40  # MLX's limit on most chips
 _MIN_KERNELS = 8  # bounds the number of submissions
 _LAYER_KERNELS = 11  # kernels of a layer, at least
@@ -309,4 +312,4 @@ def limit_command_buffers(layers: int = _ASSUMED_LAYERS) -> None:
     for few layers.
     """
     if sys.platform == "darwin":
-        os.environ.setdefault(VARIABLE, str(kernels_per_buffer(layers)))
+        os.environ.setdefault(COMMAND_BUFFER_VARIABLE, str(kernels_per_buffer(layers)))

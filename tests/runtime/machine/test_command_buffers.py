@@ -9,14 +9,14 @@ import pytest
 
 from headrace.models.loading.load import load_model
 from headrace.runtime.machine import hardware, memory
-from headrace.runtime.machine.hardware import VARIABLE, kernels_per_buffer, limit_command_buffers
+from headrace.runtime.machine.hardware import COMMAND_BUFFER_VARIABLE, kernels_per_buffer, limit_command_buffers
 from tests.support.tiny_chat import write_chat_model
 
 
 @pytest.fixture(autouse=True)
 def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "")  # so that it is restored
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setenv(COMMAND_BUFFER_VARIABLE, "")  # so that it is restored
+    monkeypatch.delenv(COMMAND_BUFFER_VARIABLE)
 
 
 @pytest.fixture
@@ -34,15 +34,15 @@ def test_ten_buffers_hold_less_than_a_step_of_few_layers() -> None:
 @pytest.mark.usefixtures("_mac")
 def test_a_value_of_the_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     limit_command_buffers(16)
-    assert os.environ[VARIABLE] == "14"
-    monkeypatch.setenv(VARIABLE, "99")
+    assert os.environ[COMMAND_BUFFER_VARIABLE] == "14"
+    monkeypatch.setenv(COMMAND_BUFFER_VARIABLE, "99")
     limit_command_buffers(16)
-    assert os.environ[VARIABLE] == "99"
+    assert os.environ[COMMAND_BUFFER_VARIABLE] == "99"
 
 
 def test_other_systems_keep_their_environment() -> None:
     limit_command_buffers(16)
-    assert VARIABLE not in os.environ
+    assert COMMAND_BUFFER_VARIABLE not in os.environ
 
 
 @pytest.mark.usefixtures("_mac")
@@ -50,7 +50,7 @@ def test_the_limit_is_set_before_memory_is_checked(tmp_path: Path, monkeypatch: 
     """The check asks MLX for its device, which reads the variable once."""
     seen = list[str | None]()
     budget = memory.budget
-    monkeypatch.setattr(memory, "budget", lambda: seen.append(os.environ.get(VARIABLE)) or budget())
+    monkeypatch.setattr(memory, "budget", lambda: seen.append(os.environ.get(COMMAND_BUFFER_VARIABLE)) or budget())
     load_model(write_chat_model(tmp_path / "model"), name="tiny", context=64)
     assert seen
     assert None not in seen
@@ -61,6 +61,8 @@ def test_device_info_sets_the_limit_first(monkeypatch: pytest.MonkeyPatch) -> No
     """`bench` asks for the machine before a model is known."""
     seen = list[str | None]()
     info = mx.device_info
-    monkeypatch.setattr(mx, "device_info", lambda *device: seen.append(os.environ.get(VARIABLE)) or info(*device))
+    monkeypatch.setattr(
+        mx, "device_info", lambda *device: seen.append(os.environ.get(COMMAND_BUFFER_VARIABLE)) or info(*device)
+    )
     hardware.machine.__wrapped__()
     assert seen == [str(kernels_per_buffer(16))]
