@@ -2,7 +2,7 @@
 
 Where there are too many, the one that has been idle longest is closed for a new one. Waiting requests are bounded by
 `ServedEngine`, which answers them; uvicorn's own limit would count idle connections and answer none. `serve.py` passes
-`http_options` to uvicorn. See docs/workarounds.md.
+`http_options` to uvicorn. docs/workarounds.md has the upstream issues.
 
 Guard: tests/app/server/test_slow_clients.py.
 """
@@ -53,7 +53,7 @@ class BoundedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """Let a running answer go on: some versions of uvicorn report its client as gone."""
+        """Let a running answer go on: uvicorn 0.43 and 0.44 report its client as gone."""
         if self.cycle is None or self.cycle.response_complete:
             super().shutdown()
         else:
@@ -86,5 +86,10 @@ def _max_connections() -> int:
 
 
 def http_options() -> dict[str, Any]:
-    """Return uvicorn's options of connections: the size of a head in bytes, and seconds until an idle one is closed."""
-    return {"http": BoundedProtocol, "ws": "none", "h11_max_incomplete_event_size": 64 << 10, "timeout_keep_alive": 60}
+    """Return uvicorn's options of connections."""
+    return {
+        "http": BoundedProtocol,
+        "ws": "none",  # no WebSockets
+        "h11_max_incomplete_event_size": 64 << 10,  # bytes of a request's head
+        "timeout_keep_alive": 60,  # seconds until an idle connection is closed
+    }

@@ -1,13 +1,13 @@
 """A rank of the decoder in tensor parallelism: parts of each layer, whose results are summed over the ranks.
 
-A layer has two sums (Megatron-LM, arXiv:1909.08053), one if attention and feed-forward are parallel, three if experts
-and a dense feed-forward have norms of their own, and one more for norms over the heads of all ranks. The residual
-stream has the same bits on every rank.
+A layer has two sums (Megatron-LM, arXiv:1909.08053), one if attention and feed-forward are parallel, and one more for
+norms over the heads of all ranks. Experts and a dense feed-forward with norms of their own go together into one
+sum. The residual stream has the same bits on every rank.
 
 `loading.rank_part` makes it. Rank 0's engine runs passes as with any network, the others run `follow` for each pass.
 Every rank has to call the group's sums in the same order: a sum that one leaves out stops all of them. Methods replace
-`Decoder`'s, whose module lists them. The constructor takes its parameters, for this rank's `part`; `group` connects the
-ranks.
+`Decoder`'s, whose module lists them. `head_decoder.TensorHead` is a rank's part of a draft head: it calls `own_rows`,
+and `draft_head` is one.
 Guard: tests/models/network/test_ranks.py compares every family with one machine.
 
 Dimensions: B sequences, T new tokens, E hidden size, V vocabulary.
@@ -31,19 +31,27 @@ from headrace.runtime.ranks.group import Group
 
 
 class TensorDecoder(Decoder):
-    """A rank's part of the decoder. Rank 0 has the residual stream in its partial sums, and all ranks their sum."""
+    """A rank's part of the decoder. Rank 0 has the residual stream in its partial sums, and all ranks their sum.
+
+    part: the matrices and heads of this rank.
+    parameters, ops, dtype, kv: see `Decoder`.
+    group: connects the ranks.
+    """
 
     def __init__(
         self, part: TensorPart, parameters: Parameters, ops: Ops, dtype: mx.Dtype, kv: KVFormat | None, group: Group
     ) -> None:
         self._group = group
         self._is_first = part.rank == 0
-        # Adds the other parts within the node of all layers. Norms over the heads of all ranks need sums between them.
+        # `Decoder` reads the layers and calls `_fuse`, which without a peer makes no node: the layers change below.
         self._peer: kernels.Peer | None = None
         super().__init__(part.config, parameters, ops, dtype, kv)
         self._norms = SharedNorms(part, group, self._layers)
         self._layers = [replace(layer, mixture=self._own(layer.mixture)) for layer in self._norms.layers]
-        self._peer = None if self._norms.arrays else group.peer
+        # The peer adds the other parts within the node of all layers. Norms over the heads of all ranks need sums
+        # between them, so no node.
+        if not self._norms.arrays:
+            self._peer = group.peer
         self._layer_groups = self._fuse(ops)
         self._vocabulary = part.split_vocabulary
         self.vocab_size = part.whole.vocab_size
@@ -164,7 +172,9 @@ class TensorDecoder(Decoder):
             if dense is not None:
                 partial = ops.linear_add(dense.x, dense.weight, partial)
             total = self._group.all_sum(partial)
-            # Else rank 0's part has x, as `Mixture.residual` tells, or a norm of the sum comes before x.
+            # x is added once. With LayerNorms and with weighed branches the experts' output is without it
+            # (`Mixture.residual` is False), so x comes here. With a norm of the sum it comes after that. In all other
+            # layers rank 0's part has it.
             if self.config.family.norm == "layer" or experts_factor is not None:
                 total = x + total
             if layer.mlp_post_norm is not None:
