@@ -59,7 +59,12 @@ class Quantization(Struct, frozen=True):
 
 
 def stated_quantization(config: Mapping[str, object]) -> Mapping[str, object] | None:
-    """Return the general settings that a config.json states, with those of modules; None without any."""
+    """Return the general settings that a config.json states, with those of modules; None without any.
+
+    For a config.json without its weights. MLX conversions write the same section under both names, and older ones under
+    the second alone. Sections of other tools that state `bits` are taken as they are: without tensors, their format
+    cannot be recognised. For the config of an opened checkpoint see `safetensors.quantization_section`.
+    """
     section = config.get("quantization") or config.get("quantization_config")
     if not isinstance(section, Mapping) or not section.get("bits"):
         return None
@@ -67,7 +72,13 @@ def stated_quantization(config: Mapping[str, object]) -> Mapping[str, object] | 
 
 
 def layer_quantization(section: Mapping[str, object] | None, module: str) -> Groups:
-    """Return the settings of one module: its own entry in config.json's `quantization`, else the general ones."""
+    """Return the settings of one module: its own entry in config.json's `quantization`, else the general ones.
+
+    section: of `Checkpoint.quantization`.
+
+    Raises CheckpointError without a section and for an entry that is no object, and UnsupportedModelError for unknown
+    modes, bits and group sizes.
+    """
     if section is None:
         raise CheckpointError(f"{module} is quantized, but config.json has no quantization section")
     entry = section.get(module, section)
@@ -101,7 +112,10 @@ def has_groups_of_16(section: Mapping[str, object] | None) -> bool:
 
 
 def is_known(section: Mapping[str, object] | None) -> bool:
-    """Return whether every module has a supported mode; True for plain weights."""
+    """Return whether every module has a supported mode; True for plain weights.
+
+    `layer_quantization` checks bits and group sizes.
+    """
     if section is None:
         return True
     entries = [section, *(entry for entry in section.values() if isinstance(entry, Mapping))]

@@ -1,8 +1,13 @@
 """Opening of a safetensors model directory as untrusted input: headers and JSON only, no weights, no numpy.
 
 `open_checkpoint(path)` checks config.json, the optional shard index and every shard's header, alone and against each
-other. Loading code may rely on these checks. A directory that names code to run (model files, pickles) is refused.
-All errors are CheckpointError or UnsupportedModelError, and nothing is written.
+other. Loading code may rely on these checks. A config.json that names code to run is refused, and so is a directory
+with pickles and no safetensors weights. All errors are CheckpointError or UnsupportedModelError, and nothing is
+written. A directory that links to GGUF files has their tensors, listed as converted (`gguf_link`).
+
+Quantization may be stated in config.json under `quantization` (MLX) or `quantization_config` (other tools and older MLX
+conversions), in the latter's place in `text_config`, or in hf_quant_config.json (ModelOpt). `Checkpoint.quantization`
+has it in MLX's form.
 
 Guards: tests/models/checkpoint/test_safetensors.py and tests/faults/test_checkpoints.py.
 """
@@ -47,7 +52,7 @@ class Checkpoint(Struct, frozen=True):
     origin: dict[str, object] | None = field(default=None)  # headrace.json: source and conversion
     foreign: Foreign | None = field(default=None)  # another tool's quantization
     gguf: list[Path] = field(default_factory=list)  # files whose tensors are converted when read; no shards then
-    adapter: Adapter | None = None  # low-rank changes of the weights
+    adapter: Adapter | None = None  # low-rank changes of the weights; `load_model` sets it
 
     @property
     def quantization(self) -> dict[str, object] | None:
@@ -71,7 +76,11 @@ class Checkpoint(Struct, frozen=True):
 
 
 def quantization_section(config: dict[str, object]) -> dict[str, object] | None:
-    """Return the settings as `Checkpoint.quantization` does."""
+    """Return the settings as `Checkpoint.quantization` does, of the config of an opened checkpoint.
+
+    `open_checkpoint` has added `quantization` for the formats of other tools that it recognises. MXFP4 of transformers
+    has none. For a config.json without its weights see `stated_quantization`.
+    """
     section = config.get("quantization")
     theirs = config.get("quantization_config")
     if section is None and isinstance(theirs, dict) and theirs.get("quant_method") == "mxfp4":
