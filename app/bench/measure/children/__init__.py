@@ -7,8 +7,8 @@ The first request of a test has "tune": true for a child that tunes; it may take
 and may name them as "chosen". A request of a workload is {"tokens": prompt, "generate": N, "stop": tokens,
 "temperature": T}.
 
-Clock readings are fields of `app.bench.measure.sample.Sample` by name: "prefill_s", "first_step_s" (null: not
-measured), "latencies_s", maybe "own_tokens_per_second", and of a workload "prompt_tokens".
+Clock readings are fields of `app.bench.measure.sample.Sample` by name: "prefill_s", "first_step_s" (0: part of
+"prefill_s"; null: not measured), "latencies_s", maybe "own_tokens_per_second", and of a workload "prompt_tokens".
 
 For logits, {"context": tokens} drops everything and feeds tokens; the answer is {"settings": {}}. {"feed": tokens,
 "pieces": N, "file": FILE} feeds tokens after them, N per pass, and writes float32 logits (T, V) to FILE; the answer is

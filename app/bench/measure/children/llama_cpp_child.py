@@ -1,13 +1,14 @@
 """llama.cpp through llama-cpp-python. Usage: python llama_cpp_child.py MODEL.gguf CONTEXT THREADS KV_TYPE
 
-Tokens are chosen greedily by llama.cpp's own sampler, those of workloads by the binding's with a temperature. THREADS
-apply to prompts and decoding; by default the binding decodes on half of the cores. Each test uses flash attention or
-not, whichever is faster; K/V in 8 bits (KV_TYPE q8_0, else f16) needs it, and a model without attention has nothing to
-choose. Micro-batches have the size of llama.cpp's own programs, and so have batches, but for those of workloads, which
-are as long as the context if that is more. Several sequences share one `llama_decode` per step, as in its server.
-Workloads use the binding's prompt lookup decoding with the faster of two draft lengths. Protocol:
-`app.bench.measure.children`.
+- Sampling: greedy, by llama.cpp's own sampler. Workloads: the binding's sampler, with a temperature.
+- Threads: THREADS for prompts and decoding. By default the binding decodes on half of the cores.
+- Flash attention: on or off, the faster for each test. K/V in 8 bits (KV_TYPE q8_0, else f16) needs it, and a model
+  without attention has nothing to choose.
+- Batches and micro-batches: those of llama.cpp's own programs. Workloads: batches at least as long as the context.
+- Several sequences: one `llama_decode` per step for all, as in llama.cpp's server.
+- Speculation: workloads use the binding's prompt lookup decoding, with the faster of two draft lengths.
 
+Protocol: `app.bench.measure.children`.
 Guards: tests/app/bench/measure/test_kv_formats.py, with a library of the same functions in place of llama.cpp.
 """
 
