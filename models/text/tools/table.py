@@ -73,6 +73,8 @@ def _deepseek_tagged(marks: MarkupTokens, tools: Mapping[str, Tool], source: str
     return Written(marks, tools, tagged_forms.deepseek_markup(section))
 
 
+# The first row that fits counts. The templates of `glm` and `qwen coder` have the text of `hermes`, too, and `generic`
+# fits all. `_LEARNED` and `_UNLEARNED` have the exceptions.
 FORMS: dict[str, tuple[tuple[str, ...], Maker]] = {
     "harmony": (("<|channel|>", "<|message|>", "to=functions."), lambda marks, _, __: json_forms.Harmony(marks)),
     "deepseek": (("tool▁calls▁begin",), _deepseek),
@@ -121,7 +123,7 @@ def form_of(tokenizer: Tokenizer, use: ToolUse) -> FormOfTools:
     """
     # The form, and the characters that stand for its control tokens.
     name, markup = _form_and_markup(tokenizer)
-    source = f"{tokenizer.template_source}\n{_written(tokenizer).call}"
+    source = f"{tokenizer.template_source}\n{_template_calls(tokenizer).call}"
     texts = list(_MARKUP)
     if markup is not None:
         texts += tokenizer.special_texts_in("\n".join(markup.texts))
@@ -139,9 +141,9 @@ def form_of(tokenizer: Tokenizer, use: ToolUse) -> FormOfTools:
     if thinking is not None and thinking.has_tags and form.rule_begin.startswith(thinking.end_of_text):
         form.end_of_text = thinking.end_of_text
         form.end_of_answer = thinking.end_of_answer
-    written = _written(tokenizer).markup
-    if markup is None and form.separator is not None and written is not None and written.between_calls is not None:
-        form.separator = written.between_calls
+    learned = _template_calls(tokenizer).markup
+    if markup is None and form.separator is not None and learned is not None and learned.between_calls is not None:
+        form.separator = learned.between_calls
     return FormOfTools(form, marks)
 
 
@@ -159,25 +161,25 @@ def form_name_of(tokenizer: Tokenizer) -> str:
 
 
 def _form_and_markup(tokenizer: Tokenizer) -> tuple[str, Markup | None]:
-    """Return the name of a model's form, and the markup where it is learned.
+    """Return the name of a row of FORMS, and None; or any name, and the learned markup that is used in place of a row.
 
     The module's docstring has the order. Every template that takes calls writes one.
     """
-    written = _written(tokenizer)
-    name = form_name(written.call)
+    template = _template_calls(tokenizer)
+    name = form_name(template.call)
     if name in _LEARNED:
-        return name, written.markup
+        return name, template.markup
     if name != "generic":
         return name, None
-    by_source = form_name(f"{tokenizer.template_source}\n{written.call}")
-    if written.markup is not None and by_source not in _UNLEARNED:
-        return name, written.markup
+    by_source = form_name(f"{tokenizer.template_source}\n{template.call}")
+    if template.markup is not None and by_source not in _UNLEARNED:
+        return name, template.markup
     if by_source == "generic" and pythonic.fits(tokenizer):
         return "pythonic", None  # LFM2's templates show no call
     return by_source, None
 
 
-class _WrittenCalls(Struct, frozen=True):
+class _TemplateCalls(Struct, frozen=True):
     """The calls that a chat template writes."""
 
     call: str  # one call as the template writes it; "" for none
@@ -185,25 +187,25 @@ class _WrittenCalls(Struct, frozen=True):
 
 
 # By the tokenizer, as long as that exists.
-_written_of: WeakKeyDictionary[Tokenizer, _WrittenCalls] = WeakKeyDictionary()
+_template_calls_of: WeakKeyDictionary[Tokenizer, _TemplateCalls] = WeakKeyDictionary()
 
 
-def _written(tokenizer: Tokenizer) -> _WrittenCalls:
+def _template_calls(tokenizer: Tokenizer) -> _TemplateCalls:
     """Return the calls that a chat template writes, rendered once."""
-    if tokenizer not in _written_of:
+    if tokenizer not in _template_calls_of:
         call = ""
         markup = None
         if tokenizer.chat_template is not None:
             rules = TemplateRules(tokenizer.chat_template, offers_tools=True)
             if rules.takes_calls:
-                write = partial(_write, tokenizer, rules)
-                call = write([(NAMES[0], {KEYS[0]: VALUES[0]})]) or ""
-                markup = learn(write)
-        _written_of[tokenizer] = _WrittenCalls(call, markup)
-    return _written_of[tokenizer]
+                render = partial(_render_calls, tokenizer, rules)
+                call = render([(NAMES[0], {KEYS[0]: VALUES[0]})]) or ""
+                markup = learn(render)
+        _template_calls_of[tokenizer] = _TemplateCalls(call, markup)
+    return _template_calls_of[tokenizer]
 
 
-def _write(tokenizer: Tokenizer, rules: TemplateRules, calls: Calls) -> str | None:
+def _render_calls(tokenizer: Tokenizer, rules: TemplateRules, calls: Calls) -> str | None:
     """Return calls as the template writes them, without the end of the turn and all that follows it.
 
     The turn ends with the first end token, or token that begins turns, after the name in the last call.
