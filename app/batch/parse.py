@@ -216,7 +216,8 @@ def _form_of(given: Mapping[str, object]) -> Form:
 def _read_body(given: Mapping[str, object], form: Form, defaults: BatchDefaults) -> Call:
     """Return the request of a line in the OpenAI batch form.
 
-    Unknown fields are refused, and so is more than one answer: an error before hours of work. Raises UsageError."""
+    Unknown fields are refused, and so is more than one answer: an error before hours of work. Raises UsageError.
+    """
     _refuse_unknown(given, _OPENAI_KEYS)
     if given.get("method", "POST") != "POST":
         raise UsageError(f"method must be POST, not {shown(given['method'])}")

@@ -13,7 +13,7 @@ from msgspec import Struct
 STAR = "★"
 """Mark of a recommended model."""
 USES: Mapping[str, str] = {"chat": "best chat", "code": "best for code", "fastest": "fastest"}
-"""Labels of the ranks that models of the catalog have; a test compares the names."""
+"""Labels of the uses that models are recommended for; a test compares the names."""
 
 
 class Recommendation(Struct, frozen=True):
