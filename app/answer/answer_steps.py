@@ -48,6 +48,9 @@ class StepText(NamedTuple):
     def text(self) -> str:
         return "".join(self.pieces)
 
+    def __deepcopy__(self, _memo: object) -> "StepText":
+        return self  # as of a `StepRecord`
+
 
 def nearness(latency_s: float, usual_s: float) -> int:
     """Return 0 for a usual latency, 1 for a slow one, 2 for a very slow one, for the colours of steps."""

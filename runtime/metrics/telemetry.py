@@ -131,6 +131,9 @@ class StepRecord(Struct, frozen=True):
             return 0.0
         return self.step_bytes / self.latency_s / 1e9
 
+    def __deepcopy__(self, _memo: object) -> "StepRecord":
+        return self  # nothing in it can change; the chat copies its figures with thousands of records
+
 
 class Percentiles(Struct, frozen=True):
     """p50, p95, p99 and the maximum, in seconds."""

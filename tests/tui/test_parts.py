@@ -340,10 +340,13 @@ def test_other_load_hides_mbu() -> None:
 
 def test_frozen_metrics_stay() -> None:
     metrics = _metrics()
+    metrics.take([delta(1, "word", [record(30, 50)])])
     frozen = metrics.frozen()
-    metrics.take([delta_of([record(30, 50)])])
+    metrics.take([delta_of([record(31, 51)])])
     metrics.take([Done(1, Finished("stop", summary(20, 5, 31)))])
-    assert len(frozen.answer.records) == 30
+    assert len(frozen.answer.records) == 31
+    assert frozen.answer.records[0] is metrics.answer.records[0]  # nothing in a record changes
+    assert frozen.texts[0] is metrics.texts[0]
     assert not frozen.turns
     assert frozen.phase == "decode"
     assert metrics.turns[0].reused_tokens == 5

@@ -509,7 +509,7 @@ class LiveMetrics:
 
     def frozen(self) -> "LiveMetrics":
         """Return a copy that later events do not change."""
-        return deepcopy(self)  # tens of milliseconds for thousands of steps, once per key
+        return deepcopy(self)  # the records of steps are shared: they never change, and there are thousands
 
 
 _CACHED = [name for name, value in vars(LiveMetrics).items() if isinstance(value, cached_property)]
