@@ -18,6 +18,8 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.app import api
+from headrace.app.bench.measure.plan import Test
+from headrace.app.bench.measure.run import MeasureOptions, load_spec
 from headrace.app.config.load_options import HostsChoice, ModelSpec
 from headrace.app.hosts import examine as examination
 from headrace.app.hosts import load as hosts_load
@@ -53,7 +55,7 @@ def environment(tmp_path: Path) -> Iterator[None]:
 
 
 def test_every_option_of_loading_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By commands, and by the Python API."""
+    """By commands, by the Python API, and by the bench."""
     passed: list[set[str]] = []
 
     def load(_resolved: ResolvedModel, **options: Any) -> None:
@@ -66,6 +68,8 @@ def test_every_option_of_loading_is_passed_on(tmp_path: Path, monkeypatch: pytes
     hosts_load.load_model(resolve(str(path)), ModelSpec(), silent)
     api.load(path)
     assert passed == [set(LoadOptions.__annotations__)] * 2
+    measured = MeasureOptions([None], [Test(1, 1)], kv=("q8",), force=True, activations="8")
+    assert load_spec(measured) == ModelSpec(context=measured.tests[0].tokens, kv="q8", force=True, activations="8")
 
 
 def test_an_adapter_is_refused_before_any_rank_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
