@@ -43,6 +43,8 @@ def test_the_hint_below_queued_messages_is_cut_to_one_line(play) -> None:
         hint = next(n for n, line in enumerate(lines) if "sent after this answer" in line)
         assert lines[hint].rstrip(" ▐").endswith("…")
         assert "╭─" in lines[hint + 1]
+        await it.pilot.resize_terminal(80, 20)
+        await it.until(lambda: "sent after this answer; /queue edits them" in it.text())
 
     play(scenario, ScriptedEngine().script(Script(["fir", "st"], hold=1)), size=(40, 20))
 

@@ -105,8 +105,8 @@ class ChatScreen(Screen[None]):
     def on_resize(self, event: events.Resize) -> None:
         """Fit the panel before textual lays the screen out, also below a dialog."""
         self._fit_panel(event.size)
-        if self.query(Notice) and self.query_one(Notice).display:
-            self.call_after_refresh(self.view.show_notice)  # wrapped for the new width
+        if any(line.display for line in (*self.query(Notice), *self.query(QueuedMessages))):
+            self.call_after_refresh(self.view.show_notices)  # fitted to the new width
 
     def _fit_panel(self, window: Size) -> None:
         self.view.panel.fit(window.width)

@@ -127,7 +127,7 @@ class ChatView:
         if self._loading.update(events):
             if not messages:
                 self._show_welcome()
-            self.show_notice()
+            self._show_notice()
         self._ask_unasked()
 
     def _ask_unasked(self) -> None:
@@ -165,8 +165,7 @@ class ChatView:
         self._drawn = drawn
         self.screen.refresh_bindings()
         self.update_status()
-        self.show_notice()
-        self.screen.query_one(QueuedMessages).show(self.queue.texts)
+        self.show_notices()
         if empty:
             self._show_welcome()
         self.prefetch.wait_for_pause()
@@ -201,7 +200,12 @@ class ChatView:
         notice = self.conversation.notice
         self.transcript.welcome(*welcome_lines(self.state.engine, session, self._loading.download, notice))
 
-    def show_notice(self) -> None:
+    def show_notices(self) -> None:
+        """Show the notice and the queued messages, fitted to the width."""
+        self._show_notice()
+        self.screen.query_one(QueuedMessages).show(self.queue.texts)
+
+    def _show_notice(self) -> None:
         text, error = notice_of(self.conversation, self._loading.download, self.state.awaited)
         self.screen.query_one(Notice).show(text, error=error)
 

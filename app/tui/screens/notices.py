@@ -1,6 +1,6 @@
 """Lines between the transcript and the prompt: a notice, the queued messages, the attached files.
 
-`notice_of` has all notices of the chat, the most important first: a new one is a case there. `ChatView.show_notice`
+`notice_of` has all notices of the chat, the most important first: a new one is a case there. `ChatView.show_notices`
 shows it; screens with several answers have notices of their own.
 
 Guards: tests/tui/test_sample_model.py and test_queue.py, tests/tui/screens/test_chips.py.
@@ -78,18 +78,18 @@ def notice_of(conversation: Conversation, download: DownloadProgress, awaited: s
 class QueuedMessages(Static):
     """Messages that are sent after the answer."""
 
-    _shown: tuple[str, ...] = ()
+    _shown: object = None
 
     def show(self, texts: Sequence[str]) -> None:
-        """Show these, a line each; the same ones are not drawn again."""
-        if tuple(texts) == self._shown:
+        """Show these, a line each, cut to the width; the same ones at the same width are not drawn again."""
+        width = max(8, _size_around(self).width - _PADDING - _HEAD)
+        if (tuple(texts), width) == self._shown:
             return
-        self._shown = tuple(texts)
+        self._shown = tuple(texts), width
         self.display = bool(texts)
         if not texts:
             self.update("")
             return
-        width = max(8, _size_around(self).width - _PADDING - _HEAD)
         lines = [Content(f"⧗ {sanitise(' '.join(text.split()))}").truncate(width, ellipsis=True) for text in texts]
         if len(lines) > _QUEUE_LINES:
             lines[_QUEUE_LINES - 1 :] = [Content(f"⧗ and {len(lines) - _QUEUE_LINES + 1} more")]
