@@ -50,11 +50,11 @@ def image_text(token: "Token") -> str:
 
 def _deep_block(state: "StateBlock", start_line: int, end_line: int, silent: bool) -> bool:
     """Make a paragraph of any block at the deepest levels, its marks as written."""
-    from markdown_it.rules_block import paragraph
-
-    # markdown-it drops blocks at level `maxNesting`. A list is two levels deep: its items are one, too.
+    # markdown-it drops blocks at level `maxNesting`. A list and its item are two levels.
     if state.level < state.md.options.maxNesting - 2:
         return False
+    from markdown_it.rules_block import paragraph
+
     return paragraph(state, start_line, end_line, silent)
 
 
