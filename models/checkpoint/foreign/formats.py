@@ -301,6 +301,8 @@ def _packed(bits: int, tensors: Mapping[str, TensorInfo]) -> Foreign:
 
 def _ternary(section: Mapping[str, object], tensors: Mapping[str, TensorInfo]) -> Foreign:
     """Recognise BitNet's ternary weights, which have one scale a matrix. Raises CheckpointError for other shapes."""
+    if section.get("use_rms_norm") or any(name.endswith(".rms_norm.weight") for name in tensors):
+        raise _unsupported("bitnet that normalizes the input of each projection")
     # transformers' default class divides by the scale
     layout: Layout = "ternary" if section.get("linear_class") == "autobitlinear" else "ternary_over"
     matrices: dict[str, ForeignMatrix] = {}

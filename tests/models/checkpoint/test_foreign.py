@@ -187,6 +187,23 @@ def test_unknown_quantization_is_refused_by_name(tmp_path: Path, section: dict[s
     assert caught.value.hint
 
 
+@pytest.mark.parametrize("stated_by", ["key", "tensor"])
+def test_a_bitnet_that_normalizes_the_inputs_of_projections_is_refused(tmp_path: Path, stated_by: str) -> None:
+    case = json.loads(RECORDED.read_text())["bitnet"]
+    tensors = {name: weight(name, tuple(shape)) for name, shape in case["tensors"].items()}
+    foreign, _ = write_pair(tmp_path, tensors, case["config"], FORMATS["bitnet"])
+    open_checkpoint(foreign)
+    if stated_by == "key":
+        config = json.loads((foreign / "config.json").read_text())
+        config["quantization_config"]["use_rms_norm"] = True
+        (foreign / "config.json").write_text(json.dumps(config))
+    else:
+        norm = {"model.layers.0.self_attn.q_proj.rms_norm.weight": np.ones(64, np.float32)}
+        foreign, _ = write_pair(tmp_path / "normed", {**tensors, **norm}, case["config"], FORMATS["bitnet"])
+    with pytest.raises(UnsupportedModelError, match="bitnet that normalizes the input of each projection"):
+        open_checkpoint(foreign)
+
+
 @pytest.mark.parametrize("dtype", ["F8_E4M3", "I8", "U8", "U32", "I32"])
 @pytest.mark.parametrize("section", [{}, {"quantization": {"bits": 4, "group_size": 32}}])
 def test_unexplained_tensor_types_are_refused(tmp_path: Path, dtype: str, section: dict[str, Any]) -> None:
