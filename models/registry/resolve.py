@@ -26,7 +26,7 @@ from headrace.models.checkpoint.adapter import Adapter
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.registry.adapters import converted, find_adapter, name_with, split_adapter
 from headrace.models.registry.checksums import checksums
-from headrace.models.registry.hub_id import HubId
+from headrace.models.registry.hub_id import HubId, parse_hub_id
 from headrace.models.registry.import_gguf import (
     OpenedGGUF,
     convert,
@@ -148,11 +148,14 @@ def find_source(text: str, store: Store) -> Source:
         foreign = find_foreign(text)
         return source if foreign is None else foreign.source
     foreign = find_foreign_hub(source)
-    return _cached_file(source) if foreign is None else foreign.source
+    return _cached_file(source, store) if foreign is None else foreign.source
 
 
-def _cached_file(hub: HubId) -> HubId:
-    """Return the id of a GGUF in the hub's cache, if `hub` leaves the choice open and no safetensors are there."""
+def _cached_file(hub: HubId, store: Store) -> HubId:
+    """Return the id of a GGUF in the hub's cache, if `hub` leaves the choice open and no safetensors are there.
+
+    Of an installed file, that is the id by which it was installed.
+    """
     if hub.file is not None or hub.revision is not None:
         return hub
     from headrace.models.registry.hub_cache import cached_in
@@ -166,9 +169,21 @@ def _cached_file(hub: HubId) -> HubId:
         file = choose_gguf(files, hub.repo, hub.quantization)
     except (ModelNotFoundError, UnsupportedModelError):  # the hub may have another file
         return hub
+    if (installed := _installed_file(hub.repo, file, store)) is not None:
+        return installed
     if quantization_of(file) == hub.quantization:
         return hub
     return replace(hub, file=file, quantization=None)
+
+
+def _installed_file(repo: str, file: str, store: Store) -> HubId | None:
+    """Return the id by which a repository's GGUF was installed, at any commit of its default branch, or None."""
+    for model in store.list():
+        facts = model.origin
+        name = str(facts.get("id"))
+        if (facts.get("repo"), facts.get("revision"), facts.get("file")) == (repo, None, file) and "/" in name:
+            return parse_hub_id(name)
+    return None
 
 
 def _known_file(file: Path, store: Store) -> str | None:
@@ -211,8 +226,8 @@ def installed_name(text: str, store: Store) -> str:
     """
     missing = ModelNotFoundError(f"{text} is not installed", "`headrace models list` lists installed models")
     try:
-        name = stored_name(text)
         source = find_source(text, store)
+        name = _name_of(source)
     except ModelNotFoundError as error:
         if not text.lower().endswith(".gguf"):
             raise
@@ -237,7 +252,11 @@ def _copy_of(file: Path, store: Store) -> str | None:
 
 def stored_name(text: str) -> str | None:
     """Return the name in the store, existing or not, for `text`; None for local paths."""
-    match parse_source(text):
+    return _name_of(parse_source(text))
+
+
+def _name_of(source: Source) -> str | None:
+    match source:
         case CatalogName(name):
             return name
         case HubId() as hub:

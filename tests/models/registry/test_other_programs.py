@@ -8,6 +8,7 @@ import pytest
 from huggingface_hub import constants
 
 from headrace.app.model_info.model_report import foreign_documents
+from headrace.models.registry import fetch_hub
 from headrace.models.registry.find_shape import find_shape
 from headrace.models.registry.hub_cache import cached_models
 from headrace.models.registry.hub_id import HubId
@@ -282,6 +283,29 @@ def test_an_open_name_means_a_file_in_the_hubs_cache(home: Path, store: Store) -
         assert find_source(name, store) == parse_source(name)
     write_model(snapshot, "llama")
     assert find_source("org/tiny-GGUF", store) == HubId("org/tiny-GGUF")
+
+
+def test_a_file_in_the_hubs_cache_is_installed_once_under_all_open_names(
+    home: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repo = home / "hub" / "models--org--tiny-GGUF"
+    snapshot = repo / "snapshots" / ("1" * 40)
+    snapshot.mkdir(parents=True)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text(snapshot.name)
+    write_gguf(snapshot / "tiny-Q8_0.gguf", "llama")
+    monkeypatch.setattr(fetch_hub, "_model_info", lambda *_, **__: None)  # offline
+    names = ("org/tiny-GGUF", "org/tiny-GGUF:Q8", "org/tiny-GGUF:Q8_0")
+    for first, entry in (
+        ("org/tiny-GGUF", "org--tiny-GGUF%2Ftiny-Q8_0.gguf"),
+        ("org/tiny-GGUF:Q8_0", "org--tiny-GGUF%3AQ8_0"),
+    ):
+        resolve(first, store=store)
+        assert [resolve(name, store=store, fetch=False).stored_as for name in names] == [entry] * 3
+        assert [installed_name(name, store) for name in names] == [entry] * 3
+        store.remove(entry)
+    with pytest.raises(ModelNotFoundError, match="not installed"):
+        installed_name("org/tiny-GGUF", store)
 
 
 def test_a_shard_of_a_name_that_no_file_can_have_is_missing(tmp_path: Path) -> None:
