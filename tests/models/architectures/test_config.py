@@ -167,6 +167,22 @@ def test_layers_without_rope_follow_from_the_config() -> None:
     assert [layer.rope is None for layer in listed.layers] == [False, True, False]
 
 
+def test_windows_and_ropes_of_smallthinker_are_listed_by_layer() -> None:
+    experts = {"moe_num_primary_experts": 4, "moe_num_active_primary_experts": 2, "moe_ffn_hidden_size": 32}
+    config = {**config_of("llama"), **experts, "model_type": "smallthinker", "num_hidden_layers": 4}
+
+    def layers(**changes: Any) -> list[tuple[int | None, bool]]:
+        decoder = decoder_config(normalized({**config, **changes}))
+        assert decoder is not None
+        return [(layer.window, layer.rope is not None) for layer in decoder.layers]
+
+    assert layers() == [(None, True)] * 4
+    listed = layers(rope_layout=[0, 1, 1, 0], sliding_window_layout=[0, 1, 1, 1], sliding_window_size=16)
+    assert listed == [(None, False), (16, True), (16, True), (16, False)]
+    with pytest.raises(CheckpointError, match="sliding_window_size"):
+        layers(sliding_window_layout=[0, 1, 1, 1])
+
+
 def test_kv_heads_and_norms_of_falcon_follow_from_its_generation() -> None:
     config = {**config_of("llama"), "model_type": "falcon", "num_attention_heads": 4, "num_kv_heads": 2}
 
