@@ -96,10 +96,12 @@ def parse_hub_url(path: str) -> HubId:
         org/name?show_file_info=m.gguf a file whose facts the page shows
         gpt2/tree/main                 an old model, without an organisation
 
-    Raises UsageError for a data set, a space, and what `parse_hub_id` refuses.
+    Raises UsageError for the hub itself, a data set, a space, and what `parse_hub_id` refuses.
     """
     path, _, query = path.partition("#")[0].partition("?")
     path = path.strip("/")
+    if not path:
+        raise UsageError("this is the hub's own address, which names no model", "paste the address of a model's page")
     if path.partition("/")[0] in {"datasets", "spaces"}:
         raise UsageError(f"{shorten(path)} is no model", "paste the address of a model's page")
 

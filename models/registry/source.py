@@ -31,9 +31,9 @@ from headrace.runtime.errors import ModelNotFoundError, UsageError
 _CATALOG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 # A name of Ollama's, `qwen3:4b`: model, tag.
 _TAGGED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,60}):([A-Za-z0-9][A-Za-z0-9._-]{0,30})")
-# https://hf.co/org/name, huggingface.co/org/name, hf://org/name: the path.
+# https://hf.co/org/name, huggingface.co/org/name, hf://org/name: the path, if any.
 _HUB_URL = re.compile(
-    r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)|(?:huggingface\.co|hf\.co)|hf:/)/(.*)", re.DOTALL
+    r"(?i:https?://(?:www\.)?(?:huggingface\.co|hf\.co)|(?:huggingface\.co|hf\.co)|hf:/)(?:/(.*))?", re.DOTALL
 )
 # Hosts of models that are not fetched from there, and a hint for each.
 _ELSEWHERE = {
@@ -140,12 +140,13 @@ def _hub_page(text: str) -> str | None:
     """Return the path in an address of the hub, or of the mirror that HF_ENDPOINT names; None for another text."""
     url = _HUB_URL.fullmatch(text)
     if url is not None:
-        return url[1]
+        return url[1] or ""
     mirror = os.environ.get("HF_ENDPOINT", "").rstrip("/")  # https://hf-mirror.com
     host = mirror.partition("://")[2]
     for start in (mirror, host):
-        if host and text.startswith(f"{start}/"):
-            return text.removeprefix(f"{start}/")
+        rest = text[len(start) :]
+        if host and text[: len(start)].lower() == start.lower() and rest[:1] in ("", "/"):
+            return rest[1:]
     return None
 
 

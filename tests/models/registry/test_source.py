@@ -177,11 +177,14 @@ def test_addresses_of_other_hosts_have_a_hint(address: str, word: str) -> None:
 def test_pages_of_the_mirror_in_use_name_models(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
     mirror = endpoint.rstrip("/")
-    for address in (mirror, mirror.partition("://")[2]):
+    for address in (mirror, mirror.partition("://")[2], mirror.upper()):
         assert parse_source(f"{address}/org/name/tree/main") == HubId("org/name")
         assert parse_source(f"{address}/org/name/blob/main/m.gguf") == parse_source("org/name/m.gguf")
     with pytest.raises(UsageError, match="is no model"):
         parse_source(f"{mirror}/datasets/org/name")
+    for bare in (mirror, f"{mirror}/", "https://huggingface.co", "HF.co/", "hf://"):
+        with pytest.raises(UsageError, match="names no model"):
+            parse_source(bare)
 
 
 @pytest.mark.parametrize("text", ["./nothing", "/no/such/place", "~/nothing", "nothing.gguf", "org/nothing.gguf", ".."])
