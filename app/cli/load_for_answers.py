@@ -31,7 +31,7 @@ _CHECK_BYTES = 256 << 20  # bytes whose checksum takes a fraction of a second
 
 
 def agree_to_copy(
-    name: str | None, *, quiet: bool = False, ask: bool = True, chat: bool = False
+    name: str | None, *, quiet: bool = False, ask: bool = True, chat: bool = False, plain: bool = False
 ) -> "OpenedGGUF | None":
     """Announce the copy of a .gguf file; on a terminal ask for it first. Most models need none.
 
@@ -39,8 +39,9 @@ def agree_to_copy(
     quiet: announce nothing.
     ask: False: do not ask at all.
     chat: refuse a file without a chat template.
+    plain: refuse a file that is quantized, before it is hashed.
     Returns the opened file, for `resolve`; None if its header was not read.
-    Raises UsageError for such a file, HeadraceError for "no" and for a full disk, and the errors of reading the file.
+    Raises UsageError for such files, HeadraceError for "no" and for a full disk, and the errors of reading the file.
     """
     from headrace.models.registry.adapters import split_adapter
     from headrace.models.registry.resolve import find_source
@@ -59,11 +60,16 @@ def agree_to_copy(
         return None
     from headrace.app.chat.download_plan import copy_plan
     from headrace.app.output.progress import drawn_progress
+    from headrace.models.checkpoint.shard_header import FLOATS
     from headrace.models.registry.import_gguf import find_copy, has_chat_template, open_gguf
 
     if find_copy(source.path, store) is not None:  # by path, size and time: quick
         return None
     opened = open_gguf(source.path)
+    if plain and any(tensor.type not in FLOATS for tensor in opened.container.tensors.values()):
+        from headrace.models.loading.mixed_quantization import quantized_already  # late: imports MLX
+
+        raise quantized_already(source.path.name)
     if chat and not has_chat_template(opened.container):
         raise UsageError("this model has no chat template", hint="give it plain text with --raw")
     plan = copy_plan(name, source.path, opened, store)
@@ -86,7 +92,7 @@ def agree_to_copy(
     return opened
 
 
-def install_file(name: str | None, *, quiet: bool = False, ask: bool = True) -> None:
+def install_file(name: str | None, *, quiet: bool = False, ask: bool = True, plain: bool = False) -> None:
     """Install a .gguf file that the store lacks, after `agree_to_copy`. Do nothing for other models.
 
     Arguments: see `agree_to_copy`. Raises its errors and those of `resolve`.
@@ -94,7 +100,7 @@ def install_file(name: str | None, *, quiet: bool = False, ask: bool = True) -> 
     from headrace.app.output.progress import drawn_progress
     from headrace.models.registry.resolve import resolve
 
-    opened = agree_to_copy(name, quiet=quiet, ask=ask)
+    opened = agree_to_copy(name, quiet=quiet, ask=ask, plain=plain)
     if opened is not None:
         with drawn_progress(quiet=quiet) as progress:
             resolve(name, progress=progress, opened=opened)

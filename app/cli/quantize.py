@@ -54,7 +54,7 @@ def quantize(
     if as_json:
         checked_json([model, str(output)])  # before the work: a path may be no UTF-8
     keep_awake()
-    install_file(model, quiet=quiet or as_json, ask=False)
+    install_file(model, quiet=quiet or as_json, ask=False, plain=True)
     from headrace.app.quantize.quantize import InterruptedQuantizationError, QuantizeOptions
     from headrace.app.quantize.quantize import quantize as run
 

@@ -126,16 +126,21 @@ class PlainModel(Struct, frozen=True):
         return dict(converted_arrays(self.checkpoint).arrays)
 
 
+def quantized_already(name: str) -> UsageError:
+    """Return the error for a model that is not plain."""
+    return UsageError(
+        f"{name} is quantized already; rounding its weights again would add to the error of the first time",
+        "give the original checkpoint, in float16 or bfloat16",
+    )
+
+
 def plain_model(checkpoint: Checkpoint, name: str) -> PlainModel:
     """Return the model with its parts. Reads headers alone.
 
     Raises UsageError for a quantized checkpoint, UnsupportedModelError if its parts cannot be told.
     """
     if checkpoint.quantization is not None:
-        raise UsageError(
-            f"{name} is quantized already; rounding its weights again would add to the error of the first time",
-            "give the original checkpoint, in float16 or bfloat16",
-        )
+        raise quantized_already(name)
     config = own_decoder(checkpoint)
     if config is None:
         raise UnsupportedModelError(

@@ -24,6 +24,7 @@ from headrace.models.loading.load import load_model
 from headrace.models.registry.resolve import resolve
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import HeadraceError, UsageError
+from tests.models.gguf.build import write_gguf
 from tests.support.alone import new_cache
 from tests.support.commands import headrace
 from tests.support.tiny import VARIANTS
@@ -266,6 +267,14 @@ def test_a_quantized_model_is_refused_by_name(plain: Path) -> None:
     kept = keep_quantized(resolve(str(plain)), Quantization(4, 32))
     with pytest.raises(UsageError, match=f"{kept.name} is quantized already"):
         run(kept.name, "--bits", 3.5)
+
+
+def test_a_quantized_gguf_is_refused_before_it_is_installed(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny-Q8_0.gguf", "llama", matrices="Q8_0")
+    with pytest.raises(UsageError, match=r"tiny-Q8_0\.gguf is quantized already"):
+        run(file, "--bits", 3.5)
+    assert Store().names() == []
+    assert not (Store().root / ".gguf.json").exists()  # not hashed either
 
 
 def test_a_short_text_is_refused(plain: Path, tmp_path: Path) -> None:
