@@ -123,8 +123,9 @@ class ChatView:
         self._show_prompt_title()
         self.prompt.show_size(conversation.unsent.counted if self.editing is None else None)
         self.screen.query_one(Chips).show(conversation.unsent if self.prompt.text else None)
+        progressed = self._loading.update(events)  # first: what follows the state shows its `download`
         self._follow_state(empty=not messages)
-        if self._loading.update(events):
+        if progressed:
             if not messages:
                 self._show_welcome()
             self._show_notice()
