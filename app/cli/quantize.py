@@ -52,7 +52,10 @@ def quantize(
 
     budget = parse_budget(bits, memory, at_least)
     if as_json:
-        checked_json([model, str(output)])  # before the work: a path may be no UTF-8
+        from headrace.models.registry.store import Store
+
+        # Before the work, all that the document names: a path may be no UTF-8. The store refuses such a NEW_NAME.
+        checked_json([model, str(output or Store().root)])
     keep_awake()
     install_file(model, quiet=quiet or as_json, ask=False, plain=True)
     from headrace.app.quantize.quantize import InterruptedQuantizationError, QuantizeOptions

@@ -52,7 +52,10 @@ def bench(ctx: click.Context, /, **options: Any) -> int:
     keep_awake()
     given = BenchOptions(**options)
     if given.as_json:
-        checked_json(given.models)  # before the work: a path may be no UTF-8
+        # Before the work, all that the document names: a path may be no UTF-8.
+        hosts = given.hosts and given.hosts.hosts
+        text = given.text and given.text.name
+        checked_json([given.models, given.against, given.draft, given.llama_model, hosts, text])
     others = given.quality or given.peers or given.profile or given.threads or len(given.models) > 1
     several_formats = given.kv is not None and "," in given.kv
     if given.hosts is not None and (others or several_formats):

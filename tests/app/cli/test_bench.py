@@ -67,9 +67,13 @@ def test_a_profile_of_another_decoder_is_refused_before_measuring(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
-def test_json_of_a_path_that_is_not_utf_8_is_refused_before_the_work() -> None:
+@pytest.mark.parametrize(
+    "options",
+    ["-m", "--quality --text", "--quality --against", "--speculate --draft", "--vs llama.cpp --llama-model", "--hosts"],
+)
+def test_json_of_a_path_that_is_not_utf_8_is_refused_before_the_work(options: str) -> None:
     with pytest.raises(UsageError, match="is not UTF-8, as JSON has to be"):
-        run("--json", "-m", os.fsdecode(b"./no such folder \xff"))
+        run("--json", *options.split(), os.fsdecode(b"./no such folder \xff"))
 
 
 def test_batch_results_and_scaling_are_in_every_output_format(model: Path) -> None:

@@ -257,6 +257,21 @@ def test_a_folder_that_cannot_be_written_is_named_before_the_work(
         run(plain, "--bits", 4.5, "-o", tmp_path / "out")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_json_of_a_path_that_is_not_utf_8_is_refused_before_the_work(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "resolve", None)
+    strange = tmp_path / os.fsdecode(b"\xff")
+    with pytest.raises(UsageError, match="is not UTF-8, as JSON has to be"):
+        run(plain, "--bits", 4.5, "-o", strange, "--json")
+    with pytest.raises(UsageError, match="is not UTF-8, as JSON has to be"):
+        run(strange, "--bits", 4.5, "--json")
+    monkeypatch.setenv("HEADRACE_HOME", str(strange))  # the result's place without -o
+    with pytest.raises(UsageError, match="is not UTF-8, as JSON has to be"):
+        run(plain, "--bits", 4.5, "--json")
+
+
 def test_a_tokenizer_with_ids_beyond_the_vocabulary_is_named(tmp_path: Path) -> None:
     model = write_chat_model(tmp_path / "model", vocab_size=96)
     with pytest.raises(UsageError, match="the text has token ids outside the vocabulary of 96"):
