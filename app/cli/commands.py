@@ -69,6 +69,7 @@ _COMMANDS = {
 }
 
 _EXTRA_ARGUMENT = re.compile(r"unexpected extra argument \((\S+)\)", re.IGNORECASE)  # click's text
+_DOCUMENTS = (".json", ".jsonl", ".txt", ".md")  # no models, though `notes/a.md` has the form of a hub id
 _NUMBERS = {"integer": "N", "integer range": "N", "float": "X", "float range": "X"}  # metavars by click's types
 
 
@@ -328,12 +329,28 @@ def _usage_lines(error: click.UsageError) -> tuple[str, str]:
 def _names_model(word: str, ctx: click.Context) -> bool:
     """Return whether a command takes a model as an option, and a word is one by its looks or its name."""
     option = next((param for param in ctx.command.params if "-m" in param.opts), None)
-    if option is None:
+    if option is None or ("/" in word and ctx.command.name == "batch"):  # there it is the file of results
         return False
     from headrace.models.registry.catalog import respelled  # late: reads the catalog
 
-    looks_so = "/" in word or word.lower().endswith(".gguf")
-    return looks_so or respelled(word) is not None or word in completion.installed_names(ctx, option, word)
+    known = respelled(word) is not None or word in completion.installed_names(ctx, option, word)
+    return known or _looks_like_model(word)
+
+
+def _looks_like_model(word: str) -> bool:
+    """Return whether a word is the name of a .gguf file, a model's folder, or like a hub id and no file's name."""
+    from headrace.models.registry.hub_id import parse_hub_id
+    from headrace.models.registry.source import path_exists
+
+    if word.lower().endswith(".gguf") or ("/" in word and path_exists(f"{word}/config.json")):
+        return True
+    if word.count("/") != 1 or word.lower().endswith(_DOCUMENTS) or path_exists(word):
+        return False
+    try:
+        parse_hub_id(word)
+    except HeadraceError:
+        return False
+    return True
 
 
 def _click_text(error: click.ClickException) -> str:
