@@ -12,7 +12,7 @@ from mlx.utils import tree_unflatten
 from headrace.models.checkpoint.adapter import Adapter
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.mlx_lm.fixes import class_name
-from headrace.models.network.adapted import Change, Changes, below_the_model, module_names
+from headrace.models.network.adapted import Changes, below_the_model, module_names
 from headrace.models.network.weight_arrays import loaded, weight_arrays
 from headrace.runtime.errors import UnsupportedModelError
 
@@ -40,7 +40,7 @@ def apply_adapter(model: Any, checkpoint: Checkpoint, adapter: Adapter) -> None:
         if not adapter.is_mlx_lms or checkpoint.gguf:  # else it was trained on the class itself
             _check_form(path, layer, checkpoint)
         if type(layer) is nn.Linear:
-            layer.weight = _merged(layer.weight, change)
+            layer.weight = change.merged(layer.weight)
             continue
         a, b = change.scaled()
         product = LoRALinear.from_base(layer, r=a.shape[0], scale=1.0)
@@ -50,12 +50,6 @@ def apply_adapter(model: Any, checkpoint: Checkpoint, adapter: Adapter) -> None:
     changes.check_taken()
     model.update_modules(tree_unflatten(wrapped))
     model.eval()
-
-
-def _merged(weight: mx.array, change: Change) -> mx.array:
-    """Return W + scale * B A in the type of W (N, K), computed in float32."""
-    a, b = change.scaled()
-    return (weight.astype(mx.float32) + b @ a).astype(weight.dtype)
 
 
 def _check_form(path: str, layer: Any, checkpoint: Checkpoint) -> None:

@@ -37,6 +37,11 @@ class Change(NamedTuple):
         """Return A, and B with the scale in it, in float32."""
         return self.a.astype(mx.float32), self.b.astype(mx.float32) * self.scale
 
+    def merged(self, weight: mx.array) -> mx.array:
+        """Return W + scale * B A in the type of W (N, K), computed in float32."""
+        a, b = self.scaled()
+        return (weight.astype(mx.float32) + b @ a).astype(weight.dtype)
+
 
 class Factors(NamedTuple):
     """A change, prepared for the operations."""

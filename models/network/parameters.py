@@ -86,7 +86,7 @@ class Parameters:
         self._taken: dict[str, Weight] = {}  # by module: read, and not returned yet
         self._changes = Changes(adapter, part.stored)  # of an adapter, not read yet
         self._ones: dict[int, mx.array] = {}  # by size
-        # Of prepared weights that an adapter changes, and that stay as stored: the arrays of its products, and factors
+        # By prepared weight that an adapter changes, and that stays as stored: the arrays of its products, and factors
         # where the operations do not add these by themselves.
         self._adapted: dict[Weight, list[mx.array]] = {}
         self._factors: dict[Weight, Factors] = {}
@@ -379,9 +379,7 @@ class Parameters:
         change = self._changes.take(module, rows, columns)
         if change is None:
             return data
-        a, b = change.scaled()
-        changed = data.astype(mx.float32) + b @ a
-        return changed.astype(data.dtype)
+        return change.merged(data)
 
     def _pop(self, name: str, shape: tuple[int, ...]) -> mx.array:
         """Take a tensor of this shape. Raises CheckpointError without one."""
