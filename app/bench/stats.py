@@ -82,13 +82,18 @@ def student_cdf(t: float, df: int) -> float:
 @cache
 def student_quantile(p: float, df: int) -> float:
     """Return the t with student_cdf(t, df) = p, for p >= 0.5."""
-    low = 0.0
     high = 1.0
     while student_cdf(high, df) < p:
         high *= 2
+    return crossing(lambda t: student_cdf(t, df) < p, high)
+
+
+def crossing(is_below: Callable[[float], bool], high: float) -> float:
+    """Return the x between 0 and `high` up to which `is_below` is True, by halving the interval."""
+    low = 0.0
     for _ in range(60):  # more bits than a float has
         middle = (low + high) / 2
-        if student_cdf(middle, df) < p:
+        if is_below(middle):
             low = middle
         else:
             high = middle

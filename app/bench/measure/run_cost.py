@@ -20,6 +20,7 @@ import mlx.core as mx
 
 from headrace.app.bench.measure.profile import run_ahead
 from headrace.app.bench.measure.records import DraftCost, RunCosts
+from headrace.app.bench.stats import crossing
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.decode import decode_step
 from headrace.runtime.engine.prefill import prefill
@@ -104,13 +105,4 @@ def break_even(cost: float, drafts: int) -> float | None:
         return 0.0
     if cost > drafts + 1:
         return None
-    # `tokens_per_step` grows with the rate: halve the interval until it is narrower than 1e-12.
-    low = 0.0
-    high = 1.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        if tokens_per_step(middle, drafts) < cost:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
+    return crossing(lambda rate: tokens_per_step(rate, drafts) < cost, 1.0)  # tokens grow with the rate
