@@ -6,7 +6,7 @@ Implementations: `Decoder` (models/network/decoder.py), mlx-lm's classes (models
 Guard: tests/models/loading/test_load.py.
 """
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import mlx.core as mx
@@ -114,6 +114,12 @@ class Division(Protocol):
     def rank_times(self, parts: StepParts, step_s: float, /) -> tuple[RankTimes, ...]:
         """Return the times of a step of all ranks, as far as they measure any. parts: of this rank."""
         ...
+
+
+def waiting_for_ranks(network: Network) -> AbstractContextManager[None]:
+    """Return `Division.waiting` of a network that is divided among ranks; an empty context on one machine."""
+    division = network.division
+    return nullcontext() if division is None else division.waiting()
 
 
 class DraftHead(Protocol):

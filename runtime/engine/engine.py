@@ -14,7 +14,7 @@ tests/runtime/engine/test_step_loop.py (order of tokens and entries) and test_id
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from itertools import islice
 
 import mlx.core as mx
@@ -39,7 +39,7 @@ from headrace.runtime.kv.backend import KVBackend, KVOptions
 from headrace.runtime.machine.memory import CACHE_LIMIT, wired
 from headrace.runtime.machine.out_of_memory import memory_errors
 from headrace.runtime.metrics.telemetry import PoolStats
-from headrace.runtime.network import Network
+from headrace.runtime.network import Network, waiting_for_ranks
 from headrace.runtime.sampling.sampler import Sampler
 from headrace.runtime.speculation.ngram import RecentAnswers
 from headrace.runtime.speculation.pass_costs import PassCostStore
@@ -122,7 +122,6 @@ class Engine:
         self._keeps = keep_prefix
         self._cost = network.cost
         division = network.division
-        self._waiting_for_ranks = division.waiting if division else nullcontext
         if division is not None and kv_memory is None:
             kv_memory = division.kv_memory
 
@@ -263,7 +262,7 @@ class Engine:
         """
         events: list[Delivery] = []
         try:
-            with memory_errors(self._cost.weight_bytes), self._waiting_for_ranks(), self.first_pass.watched():
+            with memory_errors(self._cost.weight_bytes), waiting_for_ranks(self.network), self.first_pass.watched():
                 self.ending.release(self._drafting.recent)
                 events += self._end_due()
                 if self._scheduler:
@@ -386,7 +385,7 @@ class Engine:
             with memory_errors(self._cost.weight_bytes), self.first_pass.watched():
                 self._memory.begin_work(num_sequences=1)
                 reserved = min(len(prompt) + OUTPUT_RESERVED, self._budget.limit)
-                with self._waiting_for_ranks():  # for their prefixes; `prefill` waits for their passes
+                with waiting_for_ranks(self.network):  # for their prefixes; `prefill` waits for their passes
                     cache = self.kv.acquire(prompt, reserved)
                 reused = cache.committed
                 prefill_prompt(self.network, self.kv, cache, prompt, self._chunk_budget.alone, stop)

@@ -11,14 +11,13 @@ guards the budgets, test_step_loop.py the entries.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 
 import mlx.core as mx
 
 from headrace.runtime.kv.backend import KVBackend, one_pass
 from headrace.runtime.kv.cache import KVCache, KVPass
 from headrace.runtime.metrics.running_median import RunningMedian
-from headrace.runtime.network import Network
+from headrace.runtime.network import Network, waiting_for_ranks
 
 TARGET_S = 0.4  # of a chunk: an answer to Ctrl+C, and a progress bar that moves
 FIRST = 32  # tokens of the first chunk ever, before any speed is known
@@ -102,13 +101,11 @@ def prefill(
     """Append `tokens` to the cache and commit them; yield the number done after each chunk."""
     done = 0
     sizer = sizer or ChunkSizer()
-    division = network.division
-    waiting_for_ranks = division.waiting if division else nullcontext
     while done < len(tokens):
         chunk = tokens[done : done + sizer.size]
         started = time.perf_counter()
         kv_pass = one_pass(kv, cache, len(chunk), output=False)
-        with waiting_for_ranks():  # once a chunk: the limit is a pass's, and a long prompt is many
+        with waiting_for_ranks(network):  # once a chunk: the limit is a pass's, and a long prompt is many
             feed(network, kv_pass, mx.array(list(chunk)))
             mx.eval(kv_pass.arrays)  # until here MLX has only built the chunk: it is computed, and timed, now
         cache.commit(len(chunk))
