@@ -2,7 +2,7 @@
 
 `RemoteEngine` connects: one thread per answer reads its stream, and `poll` never blocks. `RemoteAnswer` makes events of
 the chunks. headrace's own server reports each step in a chunk with a `headrace` object, after the chunks with its text.
-Of other servers a chunk with text counts as a step: its latency is the time since the one before, and its bytes are
+A chunk with text of another server counts as a step: its latency is the time since the one before, and its bytes are
 unknown.
 
 Guard: tests/app/engine/test_remote.py.

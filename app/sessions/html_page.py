@@ -128,7 +128,7 @@ def step_chart(steps: AnswerSteps) -> Chart:
     assert percentiles is not None
     top = max(percentiles.p99 * _HEADROOM, 1e-9)
     count = min(len(latencies), _WIDTH // 2)
-    # Of more steps than bars each bar stands for several, and shows the slowest: a mean would hide stalls.
+    # With more steps than bars, a bar stands for several and shows the slowest: a mean would hide stalls.
     ends = [round(index * len(latencies) / count) for index in range(count + 1)]
     bars = []
     for index, (start, end) in enumerate(pairwise(ends)):

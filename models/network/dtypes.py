@@ -2,8 +2,8 @@
 
 CPU: float32, since x86 lacks fast half-precision arithmetic and MLX emulates it. The operations may keep scales and K/V
 in half precision (`Ops.prepare`, `Ops.kv_format`). The native kernels also round activations to 16-bit integers with a
-scale per group in products with 2-, 4-, 5-, 6- and 8-bit weights. HEADRACE_EXACT=1 keeps K/V and
-activations in float32.
+scale per group in products with 2-, 4-, 5-, 6- and 8-bit weights. HEADRACE_EXACT=1 keeps K/V and activations
+in float32.
 
 Metal and CUDA: the half precision in config.json, else the checkpoint's own; float32 checkpoints run in bfloat16, for
 its range. Gemma never runs in float16, which its residual stream overflows.

@@ -1,8 +1,8 @@
 """A rank of the decoder in tensor parallelism: parts of each layer, whose results are summed over the ranks.
 
 A layer has two sums (Megatron-LM, arXiv:1909.08053), one if attention and feed-forward are parallel, and one more for
-norms over the heads of all ranks. Experts and a dense feed-forward with norms of their own go together into one
-sum. The residual stream has the same bits on every rank.
+norms over the heads of all ranks. Experts and a dense feed-forward with norms of their own go together into one sum.
+The residual stream has the same bits on every rank.
 
 `loading.rank_part` makes it. Rank 0's engine runs passes as with any network, the others run `follow` for each pass.
 Every rank has to call the group's sums in the same order: a sum that one leaves out stops all of them. Methods replace

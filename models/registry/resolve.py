@@ -154,7 +154,7 @@ def find_source(text: str, store: Store) -> Source:
 def _cached_file(hub: HubId, store: Store) -> HubId:
     """Return the id of a GGUF in the hub's cache, if `hub` leaves the choice open and no safetensors are there.
 
-    Of an installed file, that is the id by which it was installed.
+    An installed file has the id by which it was installed.
     """
     if hub.file is not None or hub.revision is not None:
         return hub

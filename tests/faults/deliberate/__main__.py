@@ -5,7 +5,7 @@
     python -m tests.faults.deliberate ID ...           # these
     python -m tests.faults.deliberate --guards 5       # by the five nearest guards of each file (tests/guards.py)
 
-Of sampled tests only the cases run that the whole suite runs. Prints a line for each fault: caught and the first test
+Sampled tests run the cases that the whole suite runs. Prints a line for each fault: caught and the first test
 that failed, NOT CAUGHT, error (the tests could not be collected) or hung. Exit code 1 unless all were caught.
 """
 
