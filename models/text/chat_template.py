@@ -10,10 +10,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from headrace.models.checkpoint.side_file import has_side_file, read_json_object, read_side_file
-from headrace.models.text.template_process import TemplateLimits, compile_template, render_template, variables_of
+from headrace.models.text.template_process import SECONDS, render_template, variables_of
 from headrace.models.text.template_text import TemplateText
 from headrace.runtime.errors import CheckpointError, UsageError
 
@@ -36,8 +34,6 @@ _SECONDS_PER_TOOL = 0.03
 # control token (`<|` + role + `|>`).
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
 
-_LIMITS = TemplateLimits()  # of short conversations
-
 # Vocabularies without these tokens. Templates that add them to a text fail where they are undefined.
 _NO_TOKENS = {"bos_token": "", "eos_token": ""}
 
@@ -49,28 +45,28 @@ class ChatTemplate:
         self,
         sources: Mapping[str, str],
         special_tokens: Mapping[str, str] | None = None,
-        limits: TemplateLimits = _LIMITS,
+        seconds: float = SECONDS,
     ) -> None:
         """Check and compile nothing yet.
 
         special_tokens: variables with which templates write control tokens: bos_token, eos_token, ...
-        limits: of a short conversation; others get more
+        seconds: of processor time for a short conversation; others get more
         """
         if not sources:
             raise CheckpointError("a chat template needs at least one source")
         self.sources = dict(sources)
         named = {**_NO_TOKENS, **(special_tokens or {})}
         self._special_tokens = {name: TemplateText(text) for name, text in named.items()}
-        self._limits = limits
+        self._seconds = seconds
 
     def compile(self) -> None:
         """Compile the default template, for example on a thread while weights load."""
-        compile_template(self._source(None), self._limits)
+        variables_of(self._source(None))
 
     @cached_property
     def variables(self) -> frozenset[str]:
         """Names of the variables that the sources read, without those of every template."""
-        read = (variables_of(source, self._limits) for source in self.sources.values())
+        read = (variables_of(source) for source in self.sources.values())
         names: frozenset[str] = frozenset().union(*read)
         return names - _COMMON_VARIABLES - self._special_tokens.keys()
 
@@ -97,8 +93,7 @@ class ChatTemplate:
             "messages": [_with_parts(message) for message in plain] if self._wants_parts else plain,
         }
         more_seconds = _SECONDS_PER_MESSAGE * len(messages) + _SECONDS_PER_TOOL * len(tools or ())
-        limits = replace(self._limits, seconds=self._limits.seconds + more_seconds)
-        return render_template(self._source(offered), given, limits)
+        return render_template(self._source(offered), given, self._seconds + more_seconds)
 
     @cached_property
     def _wants_parts(self) -> bool:
@@ -109,9 +104,9 @@ class ChatTemplate:
     def _shows_probe(self, message: Message) -> bool:
         """Return whether the template shows a message with the text _PROBE."""
         given = {**self._special_tokens, "documents": None, "tools": None, "messages": [message]}
-        limits = replace(self._limits, seconds=min(self._limits.seconds, _PROBE_SECONDS))
+        seconds = min(self._seconds, _PROBE_SECONDS)
         try:
-            return _PROBE in render_template(self._source(None), given, limits)
+            return _PROBE in render_template(self._source(None), given, seconds)
         except CheckpointError:
             return False
 

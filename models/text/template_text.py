@@ -8,17 +8,14 @@ returns a plain `str`, so that a forgotten one can lose a control token of the t
 Guard: tests/models/text/test_template_text.py.
 """
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, SupportsIndex
 
 # Values in `TemplateText.origin`: characters written by the template, and those of messages, tools and variables.
 OWN = "t"
 OUTSIDE = "o"
 
-# Fields of a pattern for `%`: those whose values keep their origin, and all.
-_SIMPLE_FIELD = re.compile(r"%([sd%])")
-_ANY_FIELD = re.compile(r"%.", re.DOTALL)
+_MARK = "\uffff"  # see `insert_values`; no character of a text
 
 
 class TemplateText(str):
@@ -74,24 +71,11 @@ class TemplateText(str):
         return as_template_text(new).join(parts)
 
     def __mod__(self, values: object) -> str:
-        """Insert values. Their origin is kept if the pattern is a template's and has no fields but %s and %d."""
-        text = super().__mod__(values)
-        simple = all(_SIMPLE_FIELD.fullmatch(field) for field in _ANY_FIELD.findall(self))
-        if not simple or OUTSIDE in self.origin or isinstance(values, dict):
-            return text
-        if not isinstance(values, tuple):
+        if isinstance(values, (str, int, float)):
             values = (values,)
-        remaining = iter(values)
-        parts: list[str] = []
-        end = 0
-        for field in _SIMPLE_FIELD.finditer(self):
-            parts.append(self[end : field.start()])
-            if field[1] == "%":
-                parts.append(TemplateText("%"))
-            else:
-                parts.append(_inserted(next(remaining), field[0]))
-            end = field.end()
-        return concatenate([*parts, self[end:]])
+        if not isinstance(values, tuple):  # a mapping, whose texts may stand anywhere
+            return super().__mod__(values)
+        return insert_values(self, super().__mod__, values)
 
     # --- cut -------------------------------------------------------------------------------------------------
 
@@ -104,36 +88,11 @@ class TemplateText(str):
     def rstrip(self, chars: str | None = None) -> "TemplateText":
         return self[: len(super().rstrip(chars))]
 
-    def removeprefix(self, prefix: str) -> "TemplateText":
-        if not self.startswith(prefix):
-            return self
-        return self[len(prefix) :]
-
-    def removesuffix(self, suffix: str) -> "TemplateText":
-        if not self.endswith(suffix):
-            return self
-        return self[: len(self) - len(suffix)]
-
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
         return self._located(super().split(sep, maxsplit), len(sep or ""), spaces=sep is None)
 
     def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
         return self._located(super().rsplit(sep, maxsplit), len(sep or ""), spaces=sep is None)
-
-    def splitlines(self, keepends: bool = False) -> list[str]:
-        lines = self._located(super().splitlines(keepends=True))
-        if keepends:
-            return lines
-        contents = super().splitlines()
-        return [line[: len(content)] for line, content in zip(lines, contents, strict=True)]
-
-    def partition(self, sep: str) -> tuple[str, str, str]:
-        before, separator, after = self._located(super().partition(sep))
-        return before, separator, after
-
-    def rpartition(self, sep: str) -> tuple[str, str, str]:
-        before, separator, after = self._located(super().rpartition(sep))
-        return before, separator, after
 
     def _located(self, parts: Iterable[str], gap: int = 0, *, spaces: bool = False) -> list[str]:
         """Return successive parts of this text with their origins.
@@ -156,14 +115,8 @@ class TemplateText(str):
     def capitalize(self) -> str:
         return self._changed(super().capitalize())
 
-    def casefold(self) -> str:
-        return self._changed(super().casefold())
-
     def lower(self) -> str:
         return self._changed(super().lower())
-
-    def swapcase(self) -> str:
-        return self._changed(super().swapcase())
 
     def title(self) -> str:
         return self._changed(super().title())
@@ -210,8 +163,26 @@ def _origin(text: str) -> str:
     return OUTSIDE * len(text)
 
 
-def _inserted(value: object, field: str) -> str:
-    """Return a value as a field of a pattern has it."""
-    if field == "%s" and isinstance(value, TemplateText):
+def insert_values(pattern: TemplateText, write: Callable[[tuple[Any, ...]], str], values: tuple[object, ...]) -> str:
+    """Return the text that `write` makes of a pattern and values, with their origins.
+
+    It is written twice, the second time with marks around the texts from outside. All of the result is from outside
+    where marks cannot show what is: a pattern from outside, values with values in them, a width, a precision.
+
+    write: inserts the values into the pattern.
+    """
+    text = str.__str__(write(values))
+    is_simple = all(isinstance(value, (str, int, float)) for value in values)
+    if not is_simple or OUTSIDE in pattern.origin or _MARK in text:
+        return text
+    parts = str.__str__(write(tuple(map(_marked, values)))).split(_MARK)
+    if "".join(parts) != text:
+        return text
+    return concatenate(part if index % 2 else TemplateText(part) for index, part in enumerate(parts))
+
+
+def _marked(value: object) -> object:
+    """Return a value with marks around its text, unless that is the template's own, or a number."""
+    if not isinstance(value, str) or OUTSIDE not in _origin(value):
         return value
-    return field % (value,)
+    return _MARK + str.__str__(value) + _MARK

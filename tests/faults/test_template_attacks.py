@@ -6,11 +6,11 @@ import pytest
 
 from headrace.models.text import template_process
 from headrace.models.text.chat_template import ChatTemplate
-from headrace.models.text.template_process import MAX_SOURCE, TemplateLimits, render_template
+from headrace.models.text.template_process import MAX_SOURCE, render_template
 from headrace.runtime.errors import CheckpointError
 
 USER = [{"role": "user", "content": "hi"}]
-SMALL = TemplateLimits(seconds=0.1, memory=100_000_000, compile_seconds=0.3)
+SMALL = 0.1  # seconds
 
 
 def doubling(step: str, start: str = "'ab'", last: str = "{{ s }}") -> str:
@@ -35,9 +35,6 @@ CODE = {
     "namespace attribute, of two targets": "{% set ns = namespace() %}{% set ns.__name__, b = 1, 2 %}",
     "namespace as a method of a text": "{% set ns = namespace() %}{% set ns.__self__ %}{0.__globals__}{% endset %}"
     "{% set ns.__name__ %}format{% endset %}{{ ns(raise_exception) }}",
-    "underscored field, a block": "{% set m = messages[0] %}{% set m.__class__ %}x{% endset %}",
-    "underscored field of two targets": "{% set m = messages[0] %}{% set m._a, m.b %}xy{% endset %}",
-    "namespace that becomes an object": "{% set ns = namespace() %}{% set ns, ns._x = messages[0], 1 %}",
     "namespace argument": "{{ namespace(__class__=1) }}",
     "namespace arguments in a mapping": "{{ namespace(**{'__class__': 1}) }}",
     "self": "{{ self.__init__.__globals__ }}",
@@ -48,7 +45,6 @@ CODE = {
     "import": "{% import 'os' as os %}",
     "field of a text": "{% set s = 'x' %}{% set s.upper = 1 %}",
     "field of a list": "{% set messages.role = 1 %}",
-    "underscored field": "{% set m = messages[0] %}{% set m.__class__ = 1 %}",
     "field of a loop": "{% for m in messages %}{% set loop.index = 1 %}{% endfor %}",
     "text as arguments": "{{ namespace(*'ab') }}",
     "list cleared": "{{ messages.clear() }}",
@@ -229,8 +225,8 @@ def test_a_hostile_template_ends_in_one_line(source: str) -> None:
     [
         (LOOPS["nested"], "it runs for more than 0.1 seconds"),
         (UNCOUNTED["hashed arguments of a macro"], "it runs for more than 0.1 seconds"),  # one operation in C
-        (BOMBS["times"], "it takes more than 100 MB"),
-        (UNCOUNTED["width beside a noncharacter"], "it takes more than 100 MB"),
+        (BOMBS["times"], "it takes more than 640 MB"),
+        (UNCOUNTED["width beside a noncharacter"], "it takes more than 640 MB"),
         ("{{ 'x' * 8000001 }}", "it writes a prompt of more than 8000000 characters"),
     ],
 )
@@ -247,6 +243,14 @@ def test_one_operation_ends_at_its_limit() -> None:
         render_template(UNCOUNTED["hashed arguments of a macro"], {}, SMALL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert 0.1 < after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2.5
+
+
+def test_an_underscored_field_of_an_object_is_an_entry() -> None:
+    """No more than a key: attributes are looked up first, and those of Python are refused."""
+    source = "{% set m = messages[0] %}{% set m.__class__ = 1 %}{{ m['__class__'] }}"
+    assert render_template(source, {"messages": USER}, SMALL) == "1"
+    with pytest.raises(CheckpointError, match="__class__"):
+        render_template(source + "{{ m.__class__ }}", {"messages": USER}, SMALL)
 
 
 def test_a_value_within_itself_ends_no_program() -> None:
@@ -276,16 +280,8 @@ def test_a_long_chat_is_within_the_limits() -> None:
 def test_the_time_limit_grows_with_messages_and_tools() -> None:
     """Each message and each tool has processor time of its own."""
     source = "{% for i in range(30) %}{% for j in range(99999) %}{% endfor %}{% endfor %}x"  # some 0.1 seconds
-    template = ChatTemplate({"default": source}, limits=TemplateLimits(seconds=0.01))
+    template = ChatTemplate({"default": source}, seconds=0.01)
     with pytest.raises(CheckpointError, match="seconds"):
         template.render(USER)
     assert template.render(USER * 100) == "x"
     assert template.render(USER, tools=[{"name": "f"}] * 100) == "x"
-
-
-def test_the_memory_limit_grows_with_the_conversation() -> None:
-    source = "{% for m in messages %}{{ m.content ~ m.content ~ m.content }}{% endfor %}"
-    template = ChatTemplate({"default": source}, limits=TemplateLimits(memory=10_000_000))
-    assert len(template.render([{"role": "user", "content": "x" * 900_000}])) == 2_700_000
-    with pytest.raises(CheckpointError, match="10 MB"):
-        ChatTemplate({"default": "{{ 'x' * 20000000 }}"}, limits=TemplateLimits(memory=10_000_000)).render(USER)

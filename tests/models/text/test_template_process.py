@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,16 @@ from typing import Any
 import psutil
 import pytest
 
-from headrace.models.text import template_process, worker
+from headrace.models.text import template_process
 from headrace.models.text.chat_template import ChatTemplate
 from headrace.models.text.encoding import EncodingStoppedError, encoding_ends
-from headrace.models.text.template_process import TemplateLimits, TemplateProcess, render_template, resident_bytes
+from headrace.models.text.template_process import MAX_TEXT, SECONDS, TemplateProcess, render_template
 from headrace.models.text.template_text import TemplateText
-from headrace.models.text.template_worker import landlock_version
+from headrace.models.text.template_worker import Job
 from headrace.models.text.worker import Worker, end_in_words
 from headrace.runtime.errors import CheckpointError, HeadraceError
 from tests.support.patience import PATIENCE_S
 
-LIMITS = TemplateLimits()
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
 
@@ -34,8 +32,12 @@ def _pid(process: TemplateProcess) -> int:
     return process._worker.process.pid
 
 
+def _job(source: str, variables: dict[str, Any]) -> Job:
+    return Job(source, variables, SECONDS, SECONDS, MAX_TEXT)
+
+
 def _render(process: TemplateProcess, source: str, **variables: Any) -> str:
-    return str(process.answer("render", source, variables, LIMITS)["text"])
+    return str(process.answer(_job(source, variables))["text"])
 
 
 @pytest.fixture
@@ -75,19 +77,11 @@ def _end_in_jobs(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> No
     monkeypatch.setattr(Worker, "answer", end_and_answer)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_job_whose_process_is_killed_is_done_again(
-    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    _end_in_jobs(monkeypatch, number, 1)
-    assert _render(process, "a") == "a"
-
-
-def test_a_process_that_is_killed_twice_is_no_fault_of_the_template(
+def test_a_process_that_is_killed_is_no_fault_of_the_template(
     process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _end_in_jobs(monkeypatch, signal.SIGKILL, 2)
-    with pytest.raises(HeadraceError, match=r"ended twice, with signal 9 \(Killed") as caught:
+    _end_in_jobs(monkeypatch, signal.SIGKILL, 1)
+    with pytest.raises(HeadraceError, match=r"ended with signal 9 \(Killed") as caught:
         _render(process, "a")
     assert not isinstance(caught.value, CheckpointError)
     assert caught.value.hint
@@ -103,15 +97,13 @@ def test_a_crash_is_the_fault_of_the_template(
         _render(process, "a")
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_killed_trial_is_not_remembered(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """The first trial finds whether contents are lists of parts. Twice killed, it raises an error."""
-    _end_in_jobs(monkeypatch, signal.SIGKILL, times)
+def test_a_killed_trial_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first trial finds whether contents are lists of parts."""
+    _end_in_jobs(monkeypatch, signal.SIGKILL, 1)
     template = ChatTemplate({"default": "{% for m in messages %}{{ m.content }}{% endfor %}"})
     messages = [{"role": "user", "content": "hello"}]
-    if times == 2:
-        with pytest.raises(HeadraceError, match="ended twice"):
-            template.render(messages)
+    with pytest.raises(HeadraceError, match="ended with"):
+        template.render(messages)
     assert template.render(messages) == "hello"
 
 
@@ -126,7 +118,7 @@ def test_texts_and_origins_come_out_as_they_are() -> None:
     """Lone surrogates, control characters and characters beyond 16 bits."""
     own = TemplateText('\ud83d\ude00\x00\n"é😀')
     outside = "\udc80 \x1b \u2028"
-    prompt = render_template("{{ own }}{{ outside }}", {"own": own, "outside": outside}, LIMITS)
+    prompt = render_template("{{ own }}{{ outside }}", {"own": own, "outside": outside})
     assert str.__str__(prompt) == str.__str__(own) + outside
     assert prompt.origin == "t" * len(own) + "o" * len(outside)
 
@@ -158,41 +150,6 @@ def test_a_stopped_wait_ends_the_process(process: TemplateProcess) -> None:
     assert _render(process, "b") == "b"
 
 
-def test_a_wait_for_another_thread_can_be_stopped(process: TemplateProcess) -> None:
-    with ThreadPoolExecutor(1) as others:
-        others.submit(process._lock.acquire).result()
-        with encoding_ends(lambda: True), pytest.raises(EncodingStoppedError):
-            _render(process, "a")
-        others.submit(process._lock.release).result()
-
-
-class _InterruptedLock:
-    """A lock whose `acquire` returns into Ctrl-C."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-
-    def acquire(self, timeout: float) -> None:
-        self._lock.acquire(timeout=timeout)
-        raise KeyboardInterrupt
-
-    def release(self) -> None:
-        self._lock.release()
-
-    def is_free(self) -> bool:
-        """Return whether another thread could acquire the lock."""
-        with ThreadPoolExecutor(1) as others:
-            return others.submit(self._lock.acquire, blocking=False).result()
-
-
-def test_ctrl_c_after_the_wait_leaves_the_lock_free(process: TemplateProcess) -> None:
-    lock = _InterruptedLock()
-    process._lock = lock  # type: ignore[assignment]
-    with pytest.raises(KeyboardInterrupt):
-        _render(process, "a")
-    assert lock.is_free()
-
-
 def test_a_write_to_a_process_that_reads_nothing_can_be_stopped(process: TemplateProcess) -> None:
     _render(process, "a")
     os.kill(_pid(process), signal.SIGSTOP)
@@ -215,31 +172,6 @@ def test_each_thread_gets_its_own_answer(process: TemplateProcess) -> None:
     assert answers == {number: [str(number)] * 20 for number in range(4)}
 
 
-def test_memory_is_watched_where_no_kernel_limits_it(process: TemplateProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_process, "_LIMITS_ADDRESS_SPACE", False)
-    source = "{% set x = 'a' * 600000000 %}" + ENDLESS
-    with pytest.raises(CheckpointError, match="more than 256 MB"):
-        process.answer("render", source, {}, TemplateLimits(seconds=5))
-    assert resident_bytes(os.getpid()) > 10_000_000
-
-
-def test_watched_memory_is_on_top_of_what_the_process_has(
-    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Earlier jobs, such as a long conversation, leave memory behind."""
-    monkeypatch.setattr(template_process, "_LIMITS_ADDRESS_SPACE", False)
-    monkeypatch.setattr(worker, "LOOK_S", 0.001)
-    looks: list[int] = []
-
-    def resident(pid: int) -> int:
-        looks.append(pid)
-        return 900_000_000
-
-    monkeypatch.setattr(template_process, "resident_bytes", resident)
-    assert _render(process, "{% for i in range(9) %}{% for j in range(99999) %}{% endfor %}{% endfor %}x") == "x"
-    assert len(looks) > 1
-
-
 @pytest.mark.parametrize(
     "answer",
     [b"", b"[]", b"{", b"5", b"[" * 100_000, b'{"text": "a"}', b'{"text": "a", "origin": "tt"}',
@@ -248,13 +180,13 @@ def test_watched_memory_is_on_top_of_what_the_process_has(
 )  # fmt: skip
 def test_an_answer_that_no_sound_process_sends_is_refused(answer: bytes) -> None:
     with pytest.raises(CheckpointError, match="no answer"):
-        template_process._checked("render", answer)
+        template_process._checked(_job("a", {}), answer)
 
 
 def test_an_empty_error_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TemplateProcess, "answer", lambda *_: template_process._checked("render", b'{"error": ""}'))
+    monkeypatch.setattr(TemplateProcess, "answer", lambda _, job: template_process._checked(job, b'{"error": ""}'))
     with pytest.raises(CheckpointError):
-        render_template("a", {}, LIMITS)
+        render_template("a", {})
 
 
 @pytest.mark.parametrize(
@@ -301,7 +233,7 @@ _EXIT = """
 import atexit, threading, time
 atexit.register(time.sleep, 0.5)  # the last handler: time for the thread to report an error
 from headrace.models.text import template_process as it, worker
-threading.Thread(target=it.render_template, args=("a", {}, it.TemplateLimits()), daemon=True).start()
+threading.Thread(target=it.render_template, args=("a", {}), daemon=True).start()
 while not worker._workers:
     time.sleep(0.001)
 """
@@ -317,15 +249,15 @@ def test_a_thread_without_a_process_at_the_exit_of_the_program_prints_nothing() 
 _FORK = """
 import os
 from headrace.models.text import template_process as it
-assert it.render_template("a", {}, it.TemplateLimits()) == "a"
+assert it.render_template("a", {}) == "a"
 first = it._process._worker.process.pid
 fork = os.fork()
 if fork == 0:
     assert it._process._worker is None
-    assert it.render_template("b", {}, it.TemplateLimits()) == "b"
+    assert it.render_template("b", {}) == "b"
     os._exit(int(it._process._worker.process.pid == first))
 assert os.waitpid(fork, 0)[1] == 0
-assert it.render_template("c", {}, it.TemplateLimits()) == "c"
+assert it.render_template("c", {}) == "c"
 assert it._process._worker.process.pid == first
 """
 
@@ -337,7 +269,7 @@ def test_a_fork_starts_a_process_of_its_own() -> None:
 _PARENT = """
 import sys, time
 from headrace.models.text import template_process as it
-it.render_template("a", {}, it.TemplateLimits())
+it.render_template("a", {})
 print(it._process._worker.process.pid, flush=True)
 time.sleep(600)
 """
@@ -381,108 +313,6 @@ def test_a_process_without_rights_writes_no_file_and_starts_no_process(tmp_path:
     subprocess.run([sys.executable, "-c", _WITHOUT_RIGHTS, str(tmp_path)], check=True, timeout=PATIENCE_S)
     assert not (tmp_path / "new").exists()
     assert (tmp_path / "kept").read_bytes() == b""
-
-
-# The program of a worker whose templates have broken out of the sandbox: `strftime_now` tries what needs no open file.
-# argv has -c, the worker's module and the folders of modules, as for `worker._PROGRAM`.
-_ESCAPED = """
-import sys
-sys.path[:] = sys.argv[2:]
-import os
-from headrace.models.text import template_sandbox, template_worker
-
-def attempts(folder):
-    made = folder + "/made"
-    kept = folder + "/kept"
-    empty = folder + "/empty"
-    return {
-        "create": lambda: os.mknod(made),
-        "fifo": lambda: os.mkfifo(made),
-        "folder": lambda: os.mkdir(made),
-        "link": lambda: os.symlink(kept, made),
-        "hard link": lambda: os.link(kept, made),
-        "rename": lambda: os.rename(kept, made),
-        "move": lambda: os.rename(kept, empty + "/kept"),
-        "empty": lambda: os.truncate(kept, 0),
-        "delete": lambda: os.remove(kept),
-        "delete folder": lambda: os.rmdir(empty),
-        "signal": lambda: os.kill(os.getppid(), 0),
-    }
-
-def escape(text):
-    if not os.path.isdir(text):
-        return ""  # the worker's own call, before it gives up its rights
-    done = []
-    for name, attempt in attempts(text).items():
-        try:
-            attempt()
-        except OSError:
-            continue
-        done.append(name)
-    return ",".join(done)
-
-template_sandbox._strftime_now = escape
-template_worker.main()
-"""
-
-
-def _escaped(process: TemplateProcess, folder: Path) -> set[str]:
-    """Return what a template that has broken out of the sandbox can do in a folder."""
-    (folder / "kept").write_text("kept")
-    (folder / "empty").mkdir()
-    return set(filter(None, _render(process, "{{ strftime_now(folder) }}", folder=str(folder)).split(",")))
-
-
-def test_an_escaped_template_changes_no_file_and_ends_no_process(
-    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    version = landlock_version()
-    if version == 0:
-        pytest.skip("the kernel has no Landlock")
-    monkeypatch.setattr(worker, "_PROGRAM", _ESCAPED)
-    possible = set()
-    if version < 3:
-        possible.add("empty")
-    if version < 6:
-        possible.add("signal")
-    assert _escaped(process, tmp_path) == possible
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "kept"]
-
-
-def _escaped_program(fault: str) -> str:
-    """Return `_ESCAPED` with a line before it starts."""
-    return _ESCAPED.replace("template_worker.main()", f"{fault}\ntemplate_worker.main()")
-
-
-_NO_CALL = "template_worker._CREATE_RULESET = 1_000_000"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="Landlock is a part of Linux")
-def test_a_kernel_without_landlock_renders_templates(
-    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(worker, "_PROGRAM", _escaped_program(_NO_CALL))
-    assert {"rename", "signal"} <= _escaped(process, tmp_path)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="Landlock is a part of Linux")
-@pytest.mark.parametrize(
-    "fault",
-    [
-        f"{_NO_CALL}; template_worker.landlock_version = lambda: 1",
-        "template_worker._NO_NEW_PRIVILEGES = 1_000_000; template_worker.landlock_version = lambda: 1",
-        "template_worker._RESTRICT_SELF = 1_000_000; template_worker.landlock_version = lambda: 1",
-    ],
-    ids=["no ruleset", "privileges", "no restriction"],
-)
-def test_no_template_is_rendered_where_landlock_fails(
-    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str
-) -> None:
-    monkeypatch.setattr(worker, "_PROGRAM", _escaped_program(fault))
-    with pytest.raises(HeadraceError, match="Landlock") as caught:
-        _escaped(process, tmp_path)
-    assert not isinstance(caught.value, CheckpointError), "it is no fault of the template"
-    assert "landlock_* system calls" in str(caught.value.hint)
 
 
 def test_the_program_imports_no_jinja() -> None:
