@@ -137,7 +137,7 @@ def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = 
 
 def shape_of_gguf(container: "Container") -> StepShape:
     """Return the shape from the headers of a GGUF, in the format that it is linked or converted to."""
-    from headrace.models.gguf.convert import layout_of, quantization_section
+    from headrace.models.gguf.convert import layout_of, quantization_entries
 
     layout = layout_of(container)
     forms = layout.forms(groups_of_16=has_shape(layout.config))  # which mlx-lm's classes lack
@@ -147,7 +147,7 @@ def shape_of_gguf(container: "Container") -> StepShape:
         for name, (dtype, shape) in forms.arrays.items()
     }
     kinds = sorted({tensor.type for tensor in container.tensors.values() if len(tensor.shape) == 2})
-    config = normalized(layout.config | quantization_section(forms.settings), tensors)
+    config = normalized(layout.config | quantization_entries(forms.settings), tensors)
     try:
         step_shape = shape_of_checkpoint(Checkpoint(file, config, [], tensors))
     except UnsupportedModelError:

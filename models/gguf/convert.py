@@ -213,7 +213,7 @@ def _write_side_files(
     container = plan.container
     metadata = plan.metadata
     special = plan.special
-    config = plan.config | quantization_section(written.settings)  # a copy: a plan may be written more than once
+    config = plan.config | quantization_entries(written.settings)  # a copy: a plan may be written more than once
     # Half precision to compute in on a GPU
     config["torch_dtype"] = "bfloat16" if "BF16" in written.types else architecture_of(metadata).half
     config |= {"bos_token_id": special.bos, "eos_token_id": special.ends}
@@ -512,7 +512,7 @@ def in_order(array: Array, target: Target) -> Array:
     return np.take(blocks, target.columns, axis=-2).reshape(array.shape)
 
 
-def quantization_section(settings: Mapping[str, Groups]) -> dict[str, object]:
+def quantization_entries(settings: Mapping[str, Groups]) -> dict[str, object]:
     """Return the config section mlx-lm reads: the most common settings, and all modules that differ."""
     if not settings:
         return {}
