@@ -1,6 +1,6 @@
 """GGUF files as MLX-format model directories: converted once, or tensor by tensor whenever they are read.
 
-    header.py -> container.py, metadata.py   what a file says
+    header.py -> ollama.py, container.py, metadata.py   what a file says
     architectures/ (rows of architecture.py) -> config.py, names.py   config.json, and what each tensor becomes
     convert.py    a copy or a link; tensors.py converts numbers, parts.py those of a link whenever they are read
     tokenizer.py  tokenizer.json; adapter.py   adapters

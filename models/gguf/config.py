@@ -74,6 +74,13 @@ _NEUTRAL: dict[str, tuple[Value, ...]] = {
     "swiglu_clamp_exp": _OFF,
     "swiglu_clamp_shexp": _OFF,
 }
+# Keys of positions in llama.cpp. Other converters use others for the same facts.
+_ROPE_KEYS = {
+    "dimension_count", "dimension_count_swa", "dimension_sections", "freq_base", "freq_base_swa", "scale_linear",
+    "scaling.type", "scaling.factor", "scaling.alpha", "scaling.attn_factor", "scaling.original_context_length",
+    "scaling.finetuned", "scaling.yarn_ext_factor", "scaling.yarn_attn_factor", "scaling.yarn_beta_fast",
+    "scaling.yarn_beta_slow", "scaling.yarn_log_multiplier",
+}  # fmt: skip
 
 
 def model_config(metadata: Metadata, file: Contents) -> Entries:
@@ -195,8 +202,8 @@ def generation_config(metadata: Metadata, special: SpecialIds) -> dict[str, obje
 def refuse_unread(metadata: Metadata) -> None:
     """Raise UnsupportedModelError for the first key of `_NEUTRAL` that was not read and has another value.
 
-    `_NEUTRAL` has the values of a key that leave logits as they are; those of three more keys depend on the file. Call
-    this after all reading.
+    `_NEUTRAL` has the values of a key that leave logits as they are; those of three more keys depend on the file. A key
+    of positions that is in no list is refused with any value. Call this after all reading.
     """
     head = _head_size(metadata)
     neutral = _NEUTRAL | {
@@ -217,6 +224,14 @@ def refuse_unread(metadata: Metadata) -> None:
         if not all(value in values for value in each_layer):
             raise UnsupportedModelError(
                 f"GGUF architecture {metadata.architecture!r} with {key} = {shown} is not supported"
+            )
+    prefix = f"{metadata.architecture}.rope."
+    for key in metadata.keys_below(prefix):
+        name = key.removeprefix(prefix)
+        if name not in _ROPE_KEYS and metadata.unread(key) is not None:
+            raise UnsupportedModelError(
+                f"GGUF architecture {metadata.architecture!r} with rope.{name} is not supported",
+                hint="take a file that llama.cpp's converter made",
             )
 
 

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from headrace.models.checkpoint.split_files import present_parts
 from headrace.models.gguf.header import ANEW, MAX_HEADER_BYTES, HeaderCutError, TensorEntry, Value, read_header
+from headrace.models.gguf.ollama import as_llama_cpp
 from headrace.runtime.errors import CheckpointError
 
 
@@ -90,7 +91,7 @@ def _joined(paths: list[Path], contents: Iterable[_Content]) -> Container:
     stated = metadata.get("split.tensors.count", len(tensors))
     if stated != len(tensors):
         raise CheckpointError(f"{paths[0].name}: its parts have {len(tensors)} tensors, not {stated!r:.20}")
-    return Container(paths, metadata, tensors)
+    return Container(paths, *as_llama_cpp(metadata, tensors))
 
 
 def _check_part(path: Path, metadata: Mapping[str, Value], number: int, count: int) -> None:

@@ -37,6 +37,11 @@ def test_llama_names_sizes_as_hugging_face_does() -> None:
     }  # fmt: skip
 
 
+def test_a_key_of_positions_that_llama_cpp_lacks_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"'qwen3' with rope\.global\.freq_base is not supported"):
+        config("qwen3", rope__global__freq_base=1e6)
+
+
 def test_tied_embeddings_and_biases_follow_from_tensors() -> None:
     assert config(tensors=())["tie_word_embeddings"] is True
     assert config(tensors=("blk.0.attn_output.bias",))["attention_bias"] is True
