@@ -50,11 +50,13 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 
 def model_names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete `-m`: installed and catalog names; files if the text looks like a path or matches no name."""
+    """Complete `-m`: names on this disk and of the catalog; files if the text looks like a path or matches no name."""
     from headrace.models.registry.catalog import load_catalog
+    from headrace.models.registry.other_programs import foreign_models
 
     catalog = load_catalog()
-    helps = dict.fromkeys(_installed(), "installed")
+    helps = {model.name: f"in {model.program}" for model in foreign_models()}
+    helps |= dict.fromkeys(_installed(), "installed")
     helps |= {name: entry.title for name, entry in catalog.items() if name not in helps}
     matching = [CompletionItem(name, help=text) for name, text in helps.items() if name.startswith(incomplete)]
     if matching and not incomplete.startswith(_PATH_MARKS):

@@ -75,7 +75,7 @@ class ModelRow(Struct, frozen=True):
 
     name: as `-m` takes it.
     title: its full name.
-    installed: it is in the store; else it can be downloaded.
+    installed: it is on this disk; else it can be downloaded.
     is_default: it is the model that runs without a name.
     bytes: on disk, or to download.
     memory_bytes: with its cache; None if unknown.
@@ -86,6 +86,7 @@ class ModelRow(Struct, frozen=True):
     tokens_per_second: at most; None if unknown.
     problem: reason for which it cannot be used.
     recommended_for: uses for which it is the catalog's best on this machine.
+    program: the program that keeps it, or the hub's cache; empty for headrace's own and those to download.
     """
 
     name: str
@@ -102,21 +103,22 @@ class ModelRow(Struct, frozen=True):
     tokens_per_second: float | None
     problem: str | None
     recommended_for: tuple[str, ...] = ()
+    program: str = ""
 
 
 def model_rows(card: ModelCard | None, machine: MachineFacts) -> list[ModelRow]:
-    """Return installed models, then the rest of the catalog. Reads files: call it in a thread.
+    """Return installed models, those of other programs, and the rest of the catalog. Reads files: call it in a thread.
 
     card: of the loaded model.
     machine: its bandwidth and arithmetic are measured after the first load.
     """
     from headrace.app.model_info.kv_fits import fits_text
-    from headrace.app.model_info.model_report import overview
+    from headrace.app.model_info.model_report import foreign_documents, overview
     from headrace.app.predict.recommend import recommended_uses
     from headrace.models.registry.catalog import load_catalog
+    from headrace.models.registry.hub_cache import cached_models
     from headrace.models.registry.store import Store
 
-    rows = []
     usable = None
     uses: dict[str, list[str]] = {}
     if card is not None and card.budget is not None:
@@ -127,14 +129,21 @@ def model_rows(card: ModelCard | None, machine: MachineFacts) -> list[ModelRow]:
         costs[card.name] = card.cost
     # Models of the catalog are compared by its facts, as in `headrace fit`, the loaded one included.
     costs |= {entry.name: entry.step_shape.cost for entry in load_catalog().values()}
-    for document in overview(Store(), usable):
-        size = document["disk_bytes"] if document["installed"] else document["download_bytes"]
+    store = Store()
+    documents = overview(store, usable)
+    num_installed = sum(document["installed"] for document in documents)
+    documents[num_installed:num_installed] = foreign_documents(store, cached_models())
+    rows = []
+    for document in documents:
+        program = str(document.get("program") or "")
+        is_here = document["installed"] or bool(program)
+        size = document["disk_bytes"] if is_here else document["download_bytes"]
         memory = document["memory_bytes"]
         rows.append(
             ModelRow(
                 name=document["name"],
                 title=str(document.get("title") or ""),
-                installed=document["installed"],
+                installed=is_here,
                 is_default=document["default"],
                 bytes=size,
                 memory_bytes=memory,
@@ -146,6 +155,7 @@ def model_rows(card: ModelCard | None, machine: MachineFacts) -> list[ModelRow]:
                 tokens_per_second=_most(costs.get(document["name"]), size, document["context"], machine),
                 problem=document.get("problem"),
                 recommended_for=tuple(uses.get(document["name"], ())),
+                program=program,
             )
         )
     return rows
@@ -398,8 +408,10 @@ def _line(row: ModelRow, failure: str | None, current: bool, name_cells: int, sh
 
 
 def _marks(row: ModelRow) -> tuple[str, str]:
-    """Return the texts after a model's name: of a recommended one, and of the default."""
+    """Return the texts after a model's name: of a recommended one, and of the default or of another program's."""
     star = f" {STAR}" if row.recommended_for else ""
+    if row.program:
+        return star, f" in {row.program}"
     return star, _DEFAULT if row.is_default else ""
 
 

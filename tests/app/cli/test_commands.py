@@ -25,6 +25,7 @@ from headrace.app.config.settings import Settings
 from headrace.app.predict.chip_names import chip_targets
 from headrace.app.sessions.store import SessionStore, database_path
 from headrace.runtime.errors import UsageError
+from tests.support.ollama import add_to_ollama
 from tests.support.patience import PATIENCE_S
 from tests.test_readme import subcommands
 
@@ -313,6 +314,14 @@ def test_the_shell_completes_commands_options_and_model_names(monkeypatch: pytes
     assert completed("run", "-m", "zzz") == ["file:zzz"]
     monkeypatch.setenv("HEADRACE_HOME", "/dev/null")
     assert completed("run", "-m", "my") == ["file:my"]
+
+
+def test_the_shell_completes_models_of_other_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "headrace"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    add_to_ollama(tmp_path, "registry.ollama.ai/library/tiny/1b")
+    assert completed("run", "-m", "ti") == ["tiny:1b"]
+    assert completed("models", "rm", "ti") == []
 
 
 def test_file_names_are_left_to_the_shell() -> None:

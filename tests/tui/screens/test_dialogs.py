@@ -2,6 +2,7 @@
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 from textual import events
@@ -15,6 +16,7 @@ from headrace.app.tui.screens.models_screen import ModelRow, ModelsScreen
 from headrace.app.tui.screens.parameters_screen import ParametersScreen
 from headrace.runtime.errors import SessionError
 from tests.app.scripted_engine import Script, ScriptedEngine, with_context
+from tests.support.ollama import add_to_ollama
 from tests.tui.conftest import Driver
 
 ANSWERS = (("yes", "y", "do it"), ("no", "n", "leave it"))
@@ -189,6 +191,20 @@ def test_models_read_after_the_screen_was_left_are_dropped(play) -> None:
         await it.press("escape")
         await it.until(lambda: isinstance(it.app.screen, ChatScreen) and not screen.children)
         screen._fill(screen._rows)
+
+    play(scenario)
+
+
+def test_the_model_picker_loads_models_of_other_programs(play, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    add_to_ollama(tmp_path, "registry.ollama.ai/library/tiny/1b")
+
+    async def scenario(it: Driver) -> None:
+        await it.press("f5")
+        await it.until(lambda: "✓ tiny:1b in Ollama" in it.text())
+        await it.press(*"tiny:1b", "enter")
+        await it.until(lambda: isinstance(it.app.screen, ChatScreen))
+        await it.until(lambda: it.engine.specs[-1].name == "tiny:1b")
 
     play(scenario)
 
