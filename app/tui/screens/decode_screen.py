@@ -19,8 +19,8 @@ from headrace.app.tui.decode.meters import MeterLines, whole_why
 from headrace.app.tui.decode.panel import MORE, NUMBERED, Sections, numbered_title, section_bindings
 from headrace.app.tui.input.ask_line import AskLine
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.single_dismissal import SingleDismissal
 from headrace.app.tui.textual_overrides.partial_repaint import use_partial_repaint
+from headrace.app.tui.textual_overrides.single_dismissal import SingleDismissal
 from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.app.tui.widgets.lines import Section
 from headrace.app.tui.widgets.status_bar import Status, StatusBar

@@ -22,8 +22,8 @@ from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.input.fields import Field
 from headrace.app.tui.input.prompt import Prompt
 from headrace.app.tui.screens.chat_state import ChatState
-from headrace.app.tui.single_dismissal import SingleDismissal
 from headrace.app.tui.textual_overrides.option_list import PagedOptionList
+from headrace.app.tui.textual_overrides.single_dismissal import SingleDismissal
 
 _QUIET_S = 1.0  # without a key, until a choice that opened by itself takes any
 _BURST_S = 0.3  # between the keys of someone who types

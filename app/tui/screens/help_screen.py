@@ -19,7 +19,7 @@ from textual.widgets import Static
 
 from headrace.app.chat.commands import COMMANDS
 from headrace.app.output.explanations import FIELDS, Explanation
-from headrace.app.tui.single_dismissal import SingleDismissal
+from headrace.app.tui.textual_overrides.single_dismissal import SingleDismissal
 
 _SIDE_BY_SIDE = 110  # cells from which keys and commands stand next to each other
 _WIDE = 136  # cells of the dialog with two columns, as headrace.tcss has them

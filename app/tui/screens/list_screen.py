@@ -16,8 +16,8 @@ from textual.widgets.option_list import Option
 
 from headrace.app.tui.input.fields import Field
 from headrace.app.tui.screens.dialogs import is_open
-from headrace.app.tui.single_dismissal import SingleDismissal
 from headrace.app.tui.textual_overrides.option_list import PagedOptionList
+from headrace.app.tui.textual_overrides.single_dismissal import SingleDismissal
 from headrace.app.tui.widgets.key_bar import KeyBar
 
 _FOOTER = 1  # line below a dialog's list that shows the keys

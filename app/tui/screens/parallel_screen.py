@@ -30,8 +30,8 @@ from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.metrics.rates import totals_of
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.notices import Notice
-from headrace.app.tui.single_dismissal import SingleDismissal
 from headrace.app.tui.textual_overrides.partial_repaint import use_partial_repaint
+from headrace.app.tui.textual_overrides.single_dismissal import SingleDismissal
 from headrace.app.tui.transcript.context_mark import pending_answer
 from headrace.app.tui.transcript.entry import MessageState
 from headrace.app.tui.transcript.transcript import Transcript

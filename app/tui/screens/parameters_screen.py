@@ -21,7 +21,7 @@ from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.parameters import PARAMETERS, Parameter, read_parameter, write_parameter
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.tui.input.fields import Area, Field
-from headrace.app.tui.single_dismissal import SingleDismissal
+from headrace.app.tui.textual_overrides.single_dismissal import SingleDismissal
 from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.runtime.errors import SessionError, UsageError
 

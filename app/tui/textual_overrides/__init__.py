@@ -1,4 +1,4 @@
-"""Overrides and uses of textual's private parts, with their reasons.
+"""Overrides of textual, and uses of its private parts, with their reasons.
 
 They work for the textual version that pyproject.toml pins. `tests/tui/test_overrides.py` fails for another version, and
 for private names elsewhere.
@@ -14,6 +14,8 @@ table of widths, which counts no vowel signs. Correctness.
 
 `option_list`: guards lists of options and the command palette against keys that come before entries are laid out, where
 none has room, or after the palette closed. Correctness.
+
+`single_dismissal`: overrides `Screen.dismiss`, which closes the current screen instead of its own. Correctness.
 
 `input_method`: computes `App.cursor_position`, which textual sets before a layout moves the field. Correctness.
 

@@ -14,7 +14,7 @@ from typing import Any
 from textual.command import CommandList, CommandPalette
 from textual.widgets import OptionList
 
-from headrace.app.tui.single_dismissal import SingleDismissal
+from headrace.app.tui.textual_overrides.single_dismissal import SingleDismissal
 
 
 class PagedOptionList(OptionList):
