@@ -1,8 +1,9 @@
 """Slash commands: the table of names, arguments and help lines, parsing, and what needs no screen.
 
-Functions here change a conversation and return the lines to show. `IN_EVERY_CHAT` has the commands that do the same
-with and without a screen. Each surface has functions for the others: `app/tui/screens/chat_actions.py`, with those of
-`message_actions.py` there, and `app/line_chat/chat.py`.
+Functions here change a conversation and return the lines to show. `IN_EVERY_CHAT` has the commands that need the
+conversation and their argument only. Each surface has functions for the others, and replaces those to which it adds
+something: `ACTIONS` of `app/line_chat/chat.py`, `commands` in `chat_actions.py` and `message_actions.py` of
+`app/tui/screens/`.
 
 Guards: tests/tui/test_parts.py for the parsing, tests/app/chat/test_commands.py for the table in docs/chat.md.
 """
@@ -287,7 +288,7 @@ def use_preset(conversation: Conversation, argument: str) -> str:
     return f"preset {argument} applied, {_LATER}"
 
 
-def switch_branch(conversation: Conversation, direction: str) -> None:
+def switch_branch(conversation: Conversation, direction: str) -> str:
     """Activate the next alternative at the last fork, or with `back` the one before; the first follows the last.
 
     Raises UsageError if there is none.
@@ -299,7 +300,7 @@ def switch_branch(conversation: Conversation, direction: str) -> None:
             if not 0 <= branches.shown + step < len(branches.ids):  # from the last one to the first, or the reverse
                 step = -step * (len(branches.ids) - 1)
             conversation.switch_branch(message.id, step)
-            return
+            return ""  # nothing to show
     raise UsageError("there are no branches yet", "/regen and /edit make them")
 
 
@@ -368,6 +369,7 @@ IN_EVERY_CHAT: Mapping[str, Callable[[Conversation, str], str]] = {
     "set": set_parameter,
     "schema": set_schema,
     "preset": use_preset,
+    "branch": switch_branch,
     "rename": _rename,
     "export": _export,
 }

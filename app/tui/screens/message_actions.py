@@ -19,7 +19,6 @@ from headrace.app.chat.commands import (
     message_text,
     message_to_edit,
     summary_to_edit,
-    switch_branch,
     undo_trimming,
 )
 from headrace.app.output.markdown_parser import is_web_address, parser
@@ -57,7 +56,6 @@ class MessageActions:
             "continue": self.continue_answer,
             "edit": self._edit_last,
             "summary": self.edit_summary,
-            "branch": self._switch_branch,
             "tree": self._show_tree,
             "delete": self._remove_last,
             "copy": self._copy_answer,
@@ -147,9 +145,6 @@ class MessageActions:
         self.edit(mark_message(conversation.session.id, summary_to_edit(conversation)))
 
     # -- branches --------------------------------------------------------------------------------------------------
-
-    def _switch_branch(self, direction: str) -> None:
-        switch_branch(self._state.conversation, direction)
 
     def switch_branch(self, message: Message, step: int) -> None:
         self._state.conversation.switch_branch(message.id, step)
