@@ -64,7 +64,11 @@ class ContextSection(Section):
         of_bytes = ""
         if model.kv_bytes_at_limit:  # the last block may end past the last token
             of_bytes = f" of {format_bytes(max(model.kv_bytes_at_limit, fill.allocated_bytes))}"
-        fill_text = first_that_fits((f"{used}, {allocated}{of_bytes}", f"{allocated}{of_bytes}", allocated), width)
+        chosen = _chosen(metrics)
+        fill_texts = (f"{used}, {allocated}{of_bytes}{chosen}", f"{allocated}{chosen}", allocated)
+        if not chosen:
+            fill_texts = (f"{used}, {allocated}{of_bytes}", f"{allocated}{of_bytes}", allocated)
+        fill_text = first_that_fits(fill_texts, width)
         lines = [
             spread(tokens, Content.styled(token_text, "$quiet"), width),
             _bar(parts, model.context_limit, width),
@@ -75,6 +79,17 @@ class ContextSection(Section):
             _until_full(metrics, width),
         ]
         return [line.truncate(width) for line in lines[:height]]
+
+
+def _chosen(metrics: LiveMetrics) -> str:
+    """Return the tokens that layers with an indexer read of the context; nothing while they read all of it."""
+    cost = metrics.model.cost
+    if cost is None:
+        return ""
+    choosing = [layers.visible(metrics.context) for layers in cost.kv if layers.chosen is not None]
+    if not choosing or max(choosing) >= metrics.context:
+        return ""
+    return f"; a step reads {max(choosing):,} tokens"
 
 
 def origins(metrics: LiveMetrics) -> list[tuple[str, int]]:

@@ -12,6 +12,7 @@ from headrace.app.tui.metrics.facts import facts
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.models.text.prefix_difference import PrefixDifference
 from headrace.runtime.engine.request import Finished
+from headrace.runtime.metrics.cost import LayerKV
 from tests.app.scripted_engine import CARD, Script, ScriptedEngine, record, summary
 from tests.support.deltas import delta_of
 from tests.tui.conftest import Driver
@@ -59,6 +60,17 @@ def test_tokens_of_the_context_are_counted_by_origin(monkeypatch: pytest.MonkeyP
     line = lines_of(metrics)[3]
     assert line.startswith("next turn reuses 118")
     assert line.endswith("3 blocks shared with others")
+
+
+def test_tokens_that_an_indexer_chooses_are_named_once_it_leaves_some_out() -> None:
+    metrics = answered()
+    assert metrics.model.cost is not None
+    indexed = [LayerKV(2, 100, window=8), LayerKV(2, 100, chosen=64)]
+    metrics.model = replace(metrics.model, cost=replace(metrics.model.cost, kv=indexed))
+    assert lines_of(metrics)[4].endswith("; a step reads 64 tokens")
+    assert lines_of(metrics, 40)[4].endswith("held; a step reads 64 tokens")
+    metrics.set_context(60)
+    assert "a step reads" not in lines_of(metrics)[4]
 
 
 @pytest.mark.parametrize(
