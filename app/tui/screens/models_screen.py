@@ -270,7 +270,7 @@ class ModelsScreen(ListScreen[str | None]):
             line = _line(row, self._failed.get(row.name), row.name == current, name_cells, shown)
             options.append(Option(line.truncate(width, ellipsis=True), id=row.name, disabled=bool(row.problem)))
         if highlighted is None or highlighted >= len(self._matching):
-            highlighted = 0
+            highlighted = next((index for index, row in enumerate(self._matching) if not row.problem), 0)
         self.set_options(options, "no model has this in its name", marked=highlighted)
         self._show_detail()
 
@@ -336,6 +336,8 @@ class ModelsScreen(ListScreen[str | None]):
         if event.option_index >= len(self._matching):  # chosen before the filter changed the list
             return
         row = self._matching[event.option_index]
+        if row.problem:  # likewise: the option that was chosen had none
+            return
         if row.installed:
             self.dismiss(row.name)
             return

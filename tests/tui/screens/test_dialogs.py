@@ -14,6 +14,7 @@ from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.dialogs import Choose
 from headrace.app.tui.screens.models_screen import ModelRow, ModelsScreen
 from headrace.app.tui.screens.parameters_screen import ParametersScreen
+from headrace.models.registry.store import Store
 from headrace.runtime.errors import SessionError
 from tests.app.scripted_engine import Script, ScriptedEngine, with_context
 from tests.support.ollama import add_to_ollama
@@ -198,11 +199,14 @@ def test_models_read_after_the_screen_was_left_are_dropped(play) -> None:
 def test_the_model_picker_loads_models_of_other_programs(play, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     add_to_ollama(tmp_path, "registry.ollama.ai/library/tiny/1b")
+    (Store().root / "a-tiny-broken-one").mkdir(parents=True)
 
     async def scenario(it: Driver) -> None:
         await it.press("f5")
         await it.until(lambda: "✓ tiny:1b in Ollama" in it.text())
-        await it.press(*"tiny:1b", "enter")
+        await it.press(*"tiny")
+        await it.until(lambda: "✗ a-tiny-broken-one" in it.text())
+        await it.press("enter")  # takes the first one that can be used
         await it.until(lambda: isinstance(it.app.screen, ChatScreen))
         await it.until(lambda: it.engine.specs[-1].name == "tiny:1b")
 
