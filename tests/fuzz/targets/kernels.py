@@ -100,7 +100,22 @@ def _number(chance: random.Random, usual: int) -> int:
 
 
 def _matrix(chance: random.Random, rows: int, columns: int) -> Any:
-    """Return a kernel matrix of any format; raises ValueError if refused."""
+    """Return a kernel matrix of any format, some with an adapter's products; raises ValueError if refused."""
+    made = _plain_matrix(chance, rows, columns)
+    for _ in range(chance.choice((0, 0, 0, 0, 0, 0, 1, 1, 2)) if rows else 0):  # a second time is refused
+        ranks = [chance.choice((1, 2, 8, 16, 17)) for _ in range(chance.choice((1, 1, 2, 3, 0)))]
+        a = array(chance, (sum(ranks), columns), chance.choice(_DTYPES[2:5]))
+        scales = array(chance, (sum(ranks),), mx.float32)
+        factors = []
+        for rank in ranks:
+            count = chance.choice((rows, rows, max(1, rows // 2), 1))
+            first = _number(chance, chance.randrange(rows - count + 1))
+            factors.append((first, array(chance, (count, rank), chance.choice(_DTYPES[2:5]))))
+        made.add_low_rank(a, scales, factors)
+    return made
+
+
+def _plain_matrix(chance: random.Random, rows: int, columns: int) -> Any:
     bias = array(chance, (rows,)) if chance.random() < 0.3 else None
     kind = chance.randrange(4)
     exact = chance.random() < 0.3
