@@ -212,8 +212,8 @@ template <class X, Type T, int M, int R, int B>
       scale[r] = load_as<T>(here.scales + r / R * here.scales_apart, at);
       if constexpr (F::kAffine) offset[r] = load_as<T>(here.offsets + r / R * here.scales_apart, at);
       F::fit(scale[r], offset[r]);
-      if (kAhead && r % R == 0) {
-        const int64_t to = r / R * later.scales_apart + ((later_group >> sharing) * kBand + lane) * size_of(T);
+      if (kAhead && r % R * W * size_of(T) % 64 == 0) {
+        const int64_t to = r / R * later.scales_apart + ((later_group >> sharing) * kBand + lane + r % R * W) * size_of(T);
         request(later.scales + to);
         if constexpr (F::kAffine) request(later.offsets + to);
       }
@@ -233,6 +233,94 @@ template <class X, Type T, int M, int R, int B>
   }
   if constexpr (X::kEach == 4) {
     for (int m = 0; m < M; ++m) add_outliers<X, T, R, B>(w, sums + m * ldx + groups, here, lane, out[m]);
+  }
+}
+
+// Activation rows, at most, that meet weights in planes line by line; of more, sums take the registers either way. Measured on AVX2 alone.
+constexpr int kLineByLine = W == 8 ? 2 : 0;
+
+// The same for a band of weights in planes: within each group a cache line of words (kLineRows weight rows) at a time, and all dwords that
+// share one of high bits as one piece of code, so that neither high bits nor sums leave 16 registers.
+template <class X, Type T, int M>
+[[gnu::always_inline]] inline void meet_planes(const Matrix& w, const float* x, int64_t ldx, int64_t band, const Streams& next,
+                                               float (&out)[M][kBand]) {
+  using F = typename X::F;
+  constexpr int kLineRows = 64 / kWordBytes, R = kLineRows / W;
+  constexpr int64_t kPlaneWords = (F::kLow + 1) * kBand;  // of a band: low dwords and those of high bits
+  const int64_t groups = w.groups(), blocks = w.group / (F::kLow * F::kSteps), group_bytes = blocks * kPlaneWords * kWordBytes;
+  const int64_t groups_ahead = group_bytes < kWordsAhead ? kWordsAhead / group_bytes : 1;
+  const Streams here(w, band);
+  const float* scales = x + X::scales_at(w);
+  const float* sums = x + X::sums_at(w);
+  __builtin_memset(out, 0, sizeof out);
+  for (int64_t g = 0; g < groups; ++g) {
+    const bool inside = g + groups_ahead < groups;
+    const Streams& later = inside ? here : next;
+    const int64_t later_group = g + groups_ahead - (inside ? 0 : groups);
+    // All lines of a group in their order, which the processor's own prefetching follows.
+    const char* words_ahead = later.words + later_group * group_bytes;
+    for (int64_t byte = 0; byte < group_bytes; byte += 64) request(words_ahead + byte);
+    for (int64_t lane = 0; lane < kBand; lane += kLineRows) {
+      const auto* words = reinterpret_cast<const uint32_t*>(here.words + g * group_bytes) + lane;
+      const float* rows[M];
+      vi dot[M][R] = {};
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) {
+        rows[m] = x + m * ldx + g * w.group / X::kEach;
+        if constexpr (F::kSymmetric) {
+          const vi start = set1_word(sums + m * ldx + g);
+#pragma GCC unroll 4
+          for (int r = 0; r < R; ++r) dot[m][r] = start;
+        }
+      }
+      for (int64_t block = 0; block < blocks; ++block, words += kPlaneWords) {
+        vi high[R];
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) high[r] = load_words(words + F::kLow * kBand + r * W);
+#pragma GCC unroll 4
+        for (int j = 0; j < F::kLow; ++j) {
+          vi low[R];
+#pragma GCC unroll 4
+          for (int r = 0; r < R; ++r) low[r] = load_words(words + j * kBand + r * W);
+#pragma GCC unroll 4
+          for (int s = 0; s < X::kWords; ++s) {
+            vi weights[R];
+#pragma GCC unroll 4
+            for (int r = 0; r < R; ++r) weights[r] = F::take(low[r], high[r], s, j);
+#pragma GCC unroll 8
+            for (int m = 0; m < M; ++m) {
+              const vi xs = set1_word(rows[m] + j * X::kWords + s);
+#pragma GCC unroll 4
+              for (int r = 0; r < R; ++r) dot[m][r] = X::dot(dot[m][r], weights[r], xs);
+            }
+          }
+        }
+#pragma GCC unroll 8
+        for (int m = 0; m < M; ++m) rows[m] += F::kLow * X::kWords;
+      }
+      vf scale[R], offset[R];
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        const int64_t at = g * kBand + lane + r * W;
+        scale[r] = load_as<T>(here.scales, at);
+        if constexpr (F::kAffine) offset[r] = load_as<T>(here.offsets, at);
+      }
+      if (lane * size_of(T) % 64 == 0) {
+        const int64_t to = (later_group * kBand + lane) * size_of(T);
+        request(later.scales + to);
+        if constexpr (F::kAffine) request(later.offsets + to);
+      }
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) {
+        const vf x_scale = set1(scales[m * ldx + g]), x_sum = set1(sums[m * ldx + g]);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          float* to = &out[m][lane + r * W];
+          const vf so_far = F::kSymmetric ? load(to) : fma(offset[r], x_sum, load(to));
+          store(to, fma(mul(scale[r], x_scale), to_float(dot[m][r]), so_far));
+        }
+      }
+    }
   }
 }
 
@@ -265,7 +353,7 @@ struct Slab {
 #pragma GCC unroll 8
           for (int s = 0; s < X::kWords; ++s) {
             if constexpr (F::kPlaned) {
-              to[s][v] = F::take(packed, shift_right(load_words(high + v * W), 2 * F::kHigh * j), s);
+              to[s][v] = F::take(packed, load_words(high + v * W), s, j);
             } else {
               to[s][v] = X::take(packed, s);
             }
@@ -394,8 +482,12 @@ inline void multiply_bands(const Matrix& w, const float* x, int64_t ldx, int64_t
     constexpr int R = band_vectors(M);
     alignas(64) float out[M][B * kBand];
     const Streams after = band + B < end_band || next.w == nullptr ? Streams(w, band + B) : Streams(*next.w, next.row / kBand);
-    for (int64_t lane = 0; lane < kBand; lane += R * W) {
-      meet_bands<X, T, M, R, B>(w, x + m * ldx, ldx, band, lane, after, out);
+    if constexpr (X::F::kPlaned && B == 1 && M <= kLineByLine) {
+      meet_planes<X, T, M>(w, x + m * ldx, ldx, band, after, out);
+    } else {
+      for (int64_t lane = 0; lane < kBand; lane += R * W) {
+        meet_bands<X, T, M, R, B>(w, x + m * ldx, ldx, band, lane, after, out);
+      }
     }
     const int64_t start = band * kBand;
     const int64_t begin = row > start ? row : start;

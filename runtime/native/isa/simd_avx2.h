@@ -164,11 +164,12 @@ template <int Largest>
 inline vi group_sum(vi sum) {
   return Largest > 15 ? sum : _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
 }
-// Four bytes of 4 + High bits: those of quads<4>, and part `step` of the bytes of `high`, each of High bits, above them.
+// Four bytes of 4 + High bits: those of quads<4>, and part `part` of the bytes of `high`, each of High bits, above them.
 template <int High>
-inline vi join_planes(vi low, vi high, int step) {
-  const vi above = _mm256_and_si256(_mm256_slli_epi32(high, 4 - step * High), _mm256_set1_epi8(((1 << High) - 1) << 4));
-  return _mm256_or_si256(quads<4>(low, step), above);
+inline vi join_planes(vi low, vi high, int step, int part) {
+  const int up = 4 - part * High;
+  const vi moved = up < 0 ? shift_right(high, -up) : _mm256_slli_epi32(high, up);
+  return _mm256_or_si256(quads<4>(low, step), _mm256_and_si256(moved, _mm256_set1_epi8(((1 << High) - 1) << 4)));
 }
 inline vi shift_right_by(vi words, const float* bits) { return _mm256_srlv_epi32(words, set1_word(bits)); }
 inline uint32_t lanes_with(vf v, float x) {

@@ -155,11 +155,12 @@ template <int Largest>
 inline vi group_sum(vi sum) {
   return sum;
 }
-// Four bytes of 4 + High bits: those of quads<4>, and part `step` of the bytes of `high`, each of High bits, above them.
+// Four bytes of 4 + High bits: those of quads<4>, and part `part` of the bytes of `high`, each of High bits, above them.
 template <int High>
-inline vi join_planes(vi low, vi high, int step) {
-  const vi above = _mm512_and_si512(_mm512_slli_epi32(high, 4 - step * High), _mm512_set1_epi8(((1 << High) - 1) << 4));
-  return _mm512_or_si512(quads<4>(low, step), above);
+inline vi join_planes(vi low, vi high, int step, int part) {
+  const int up = 4 - part * High;
+  const vi moved = up < 0 ? shift_right(high, -up) : _mm512_slli_epi32(high, up);
+  return _mm512_or_si512(quads<4>(low, step), _mm512_and_si512(moved, _mm512_set1_epi8(((1 << High) - 1) << 4)));
 }
 inline vi shift_right_by(vi words, const float* bits) { return _mm512_srlv_epi32(words, set1_word(bits)); }
 // A bit for each lane that is x.

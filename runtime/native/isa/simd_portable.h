@@ -162,10 +162,12 @@ template <int Largest>
 inline vi group_sum(vi sum) {
   return sum;
 }
-// Four bytes of 4 + High bits: those of quads<4>, and part `step` of the bytes of `high`, each of High bits, above them.
+// Four bytes of 4 + High bits: those of quads<4>, and part `part` of the bytes of `high`, each of High bits, above them.
 template <int High>
-inline vi join_planes(vi low, vi high, int step) {
-  return quads<4>(low, step) | ((high << (4 - step * High)) & (((1u << High) - 1) * 0x10101010u));
+inline vi join_planes(vi low, vi high, int step, int part) {
+  const int up = 4 - part * High;
+  const vi moved = up < 0 ? shift_right(high, -up) : high << up;
+  return quads<4>(low, step) | (moved & (((1u << High) - 1) * 0x10101010u));
 }
 inline vi shift_right_by(vi words, const float* bits) { return words >> __builtin_bit_cast(uint32_t, *bits); }
 inline uint32_t lanes_with(vf v, float x) {

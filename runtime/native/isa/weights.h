@@ -78,9 +78,11 @@ struct Planes : Words<4> {
   static constexpr int kLow = 4 / kHigh;
   static constexpr int kLargest = (1 << Bits) - 1;
 
-  // high: the high bits of the dword's weights, those of a byte of `low` in the lowest bits of its byte. Taken four at a time, for two
-  // steps.
-  static vi take(vi low, vi high, int step) { return pairs<8>(join_planes<kHigh>(low, high, step % 2), step / 2); }
+  // number: of the dword `low` among those that share `high`; 0, too, if its high bits were shifted to the lowest ones of each byte. Taken
+  // four at a time, for two steps.
+  static vi take(vi low, vi high, int step, int number = 0) {
+    return pairs<8>(join_planes<kHigh>(low, high, step % 2, 2 * number + step % 2), step / 2);
+  }
 };
 
 // Integers without offsets, see Matrix.
