@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct, field
 
+from headrace.runtime.routing import Routing
+
 if TYPE_CHECKING:
     from headrace.runtime.ops import MixerSizes
 
@@ -92,38 +94,28 @@ class RopeConfig(Struct, frozen=True, eq=False):
         return self.kind == "longrope" and scaling.get("short_factor") != scaling.get("long_factor")
 
 
-class ExpertsConfig(Struct, frozen=True):
+class ExpertsConfig(Routing, frozen=True, kw_only=True):
     """A layer's mixture of experts, from which `network.feed_forwards` makes a `runtime.ops.Mixture`.
 
     Names of modules are below the feed-forward, `mlp`.
     """
 
-    count: int  # experts
-    active: int  # of them, for each token
     size: int  # inner width of an expert
-    normalized: bool  # weights of the active experts are divided by their sum
     router: str = "gate"  # module
     stacked: str = "switch_mlp"  # module of the stacks of all experts
     each: str = "experts.{}"  # module of a single stored expert, with {} for its number
-    sigmoid: bool = False  # scores are sigmoids of the router's logits, not their softmax
     correction: str | None = None  # tensor that is added to scores for the choice alone
-    scale: float = 1.0  # factor of the weights
-    groups: tuple[int, int] = (1, 1)  # groups of experts, and those of them that a token may use
     shared: int = 0  # inner width of the expert that all tokens use; 0 without
     shared_at: str = "shared_experts"  # its module
     shared_gate: str | None = None  # module of its gate, see `LayerWeights.down_gate`
     weighs_both: bool = False  # the gate has two logits, whose softmax weighs the experts and the shared one (Klear)
     branch: bool = False  # added to the layer's dense feed-forward, each after a norm of its own (Gemma 4)
-    best: int = 2  # scores that rank a group, see `Mixture`
-    shares_first: bool = False  # weights multiply the experts' input (Llama 4)
     correction_lost: bool = False  # conversions may lack the correction in all layers
     limit: float = 0.0  # bound of the experts' activations; 0 without (Step 3.5)
     excludes: bool = False  # experts of groups that are left out rank last, also after negative ranks (Ling 3)
-    band: float = 0.0  # see `Mixture` (Phi MoE)
     shared_scale: float = 1.0  # factor of the shared expert (Command A+, Grok 2)
     latent: int = 0  # size of the experts' input and output, between two projections; 0: the hidden size (Kimi K3)
     latent_norm: bool = False  # the experts' sum is normalized before the second of them
-    routes_early: bool = False  # the router reads the layer's input as it is, before attention (SmallThinker)
 
 
 ExpertLayers = list[ExpertsConfig | None]

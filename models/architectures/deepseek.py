@@ -41,7 +41,8 @@ def _first_experts(fields: Fields, layers: int) -> ExpertLayers:
         return [None] * layers
     size = fields.count("moe_intermediate_size")
     shared = fields.count_or_zero("n_shared_experts", default=0)
-    experts = ExpertsConfig(*count_experts(fields, "n_routed_experts"), size, normalized=False, shared=shared * size)
+    counts = count_experts(fields, "n_routed_experts")
+    experts = ExpertsConfig(*counts, normalized=False, size=size, shared=shared * size)
     return after_dense_layers(fields, layers, experts)
 
 

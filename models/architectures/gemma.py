@@ -179,7 +179,7 @@ def _gemma4_experts(fields: Fields, layers: int) -> ExpertLayers:
         return [None] * layers
     counts = count_experts(fields, "num_experts", "top_k_experts")
     size = fields.count("moe_intermediate_size")
-    return [ExpertsConfig(*counts, size, normalized=True, branch=True)] * layers
+    return [ExpertsConfig(*counts, size=size, normalized=True, branch=True)] * layers
 
 
 def _reads_earlier_kv(name: str, config: Mapping[str, Any]) -> bool:

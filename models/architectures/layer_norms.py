@@ -266,7 +266,7 @@ def _dbrx_experts(fields: Fields, layers: int) -> ExpertLayers:
         raise UnsupportedModelError(f"config.json: a dbrx with the activation {activation!r} or weights by {norm!r}")
     counts = count_experts(section, "moe_num_experts", "moe_top_k")
     size = section.count("ffn_hidden_size")
-    return [ExpertsConfig(*counts, size, normalized=True, router="router.layer")] * layers
+    return [ExpertsConfig(*counts, size=size, normalized=True, router="router.layer")] * layers
 
 
 def _bound_qkv(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:

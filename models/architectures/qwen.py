@@ -74,7 +74,7 @@ def _qwen35_experts(fields: Fields, layers: int) -> ExpertLayers:
     counts = count_experts(fields, "num_experts")
     size = fields.count("moe_intermediate_size")
     normalized = bool(fields.values.get("norm_topk_prob", True))
-    return [_with_gated_expert(fields, ExpertsConfig(*counts, size, normalized))] * layers
+    return [_with_gated_expert(fields, ExpertsConfig(*counts, normalized, size=size))] * layers
 
 
 def _with_gated_expert(fields: Fields, experts: ExpertsConfig) -> ExpertsConfig:

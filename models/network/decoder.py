@@ -507,7 +507,7 @@ class Decoder:
             dense = None
             if layer.down is not None:
                 dense = self._shared_expert(residual, index)
-            if layer.mixture.routes_early:
+            if layer.mixture.routing.routes_early:
                 residual = replace(residual, entered=entered)
             return self._add_experts(residual, layer, dense, epilogue)
         fed = self._feed_forward(residual, layer)  # (B, T, F)

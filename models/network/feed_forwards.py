@@ -110,25 +110,17 @@ def _mixture(config: DecoderConfig, parameters: Parameters, prefix: str, experts
         scale = parameters.vector(f"{mlp}.expert_scale", experts.count)
 
     mixture = Mixture(
+        routing=experts,
         router=parameters.router(prefix, router(config, experts)),
         gate=gate,
         up=up,
         down=parameters.stack(prefix, stack_out),
-        active=experts.active,
-        normalized=experts.normalized,
-        sigmoid=experts.sigmoid,
         correction=correction,
-        scale=experts.scale,
-        groups=experts.groups,
         router_norm=norm,
         expert_scale=scale,
         residual=config.family.adds_experts and not (experts.branch or experts.weighs_both or config.block_layers),
-        best=experts.best,
-        shares_first=experts.shares_first,
         curve=_bounded(config, experts.limit),
-        band=experts.band,
         latent=_latent_experts(config, parameters, prefix, experts),
-        routes_early=experts.routes_early,
     )
     parameters.refuse_factors(mixture.matrices)
     return mixture

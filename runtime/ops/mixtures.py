@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from headrace.runtime.ops.activations import unit
 from headrace.runtime.ops.weights import Mixture, Weight
+from headrace.runtime.routing import Routing
 
 
 def routed(logits: mx.array, m: Mixture, *, compiled: bool = False) -> tuple[mx.array, mx.array]:
@@ -30,36 +31,37 @@ def routed(logits: mx.array, m: Mixture, *, compiled: bool = False) -> tuple[mx.
 
 def _chosen(logits: mx.array, m: Mixture, compiled: bool) -> tuple[mx.array, mx.array]:
     """Return the same before the experts' own scales."""
-    if m.band:
-        return _chosen_in_turn(logits.astype(mx.float32), m)
-    if not m.sigmoid and m.correction is None and m.groups == (1, 1):
-        chosen = mx.argpartition(logits, kth=-m.active, axis=-1)[..., -m.active :]
+    routing = m.routing
+    if routing.band:
+        return _chosen_in_turn(logits.astype(mx.float32), routing)
+    if not routing.sigmoid and m.correction is None and routing.groups == (1, 1):
+        chosen = mx.argpartition(logits, kth=-routing.active, axis=-1)[..., -routing.active :]
         # A softmax over the chosen logits is the softmax over all of them, divided by its sum over the chosen.
-        if m.normalized:
+        if routing.normalized:
             shares = mx.softmax(mx.take_along_axis(logits, chosen, axis=-1), axis=-1, precise=True)
         else:
             shares = mx.take_along_axis(mx.softmax(logits, axis=-1, precise=True), chosen, axis=-1)
-        if m.scale != 1.0:
-            shares = shares * m.scale
+        if routing.scale != 1.0:
+            shares = shares * routing.scale
         return chosen, shares
-    groups, chosen_groups = m.groups
+    groups, chosen_groups = routing.groups
     runs = _COMPILED if compiled else _RUNS
     scores, ranks = _scores(logits, m, runs)
     if chosen_groups < groups:
         # (B, T, groups, experts of a group): only experts of the best groups may be chosen (arXiv:2412.19437).
         parts = mx.unflatten(ranks, -1, (groups, -1))
-        best = mx.topk(parts, min(m.best, parts.shape[-1]), axis=-1).sum(axis=-1)  # (B, T, groups)
+        best = mx.topk(parts, min(routing.best, parts.shape[-1]), axis=-1).sum(axis=-1)  # (B, T, groups)
         least = mx.sort(best, axis=-1)[..., groups - chosen_groups, None]
         ranks = runs["within"](parts, best[..., None], least[..., None]).flatten(-2)
-    chosen = mx.argpartition(ranks, kth=-m.active, axis=-1)[..., -m.active :]
+    chosen = mx.argpartition(ranks, kth=-routing.active, axis=-1)[..., -routing.active :]
     shares = mx.take_along_axis(scores, chosen, axis=-1)
-    weigh = _weighing(m.scale, logits.dtype, compiled)
-    if m.normalized and m.active > 1:
+    weigh = _weighing(routing.scale, logits.dtype, compiled)
+    if routing.normalized and routing.active > 1:
         return chosen, weigh(shares, shares.sum(axis=-1, keepdims=True))
     return chosen, weigh(shares)
 
 
-def _chosen_in_turn(logits: mx.array, m: Mixture) -> tuple[mx.array, mx.array]:
+def _chosen_in_turn(logits: mx.array, routing: Routing) -> tuple[mx.array, mx.array]:
     """Return the experts of a sparse mixer (arXiv:2409.12136): the best, then the best of the others, and so on.
 
     The share of each is its softmax among those left whose logits are less than 2 * band below it, of the larger of
@@ -68,10 +70,10 @@ def _chosen_in_turn(logits: mx.array, m: Mixture) -> tuple[mx.array, mx.array]:
     remaining = logits
     chosen = []
     shares = []
-    for _ in range(m.active):
+    for _ in range(routing.active):
         best = remaining.argmax(axis=-1, keepdims=True)
         top = mx.take_along_axis(remaining, best, axis=-1)
-        is_far = (top - logits) / mx.maximum(mx.abs(logits), top) > 2 * m.band
+        is_far = (top - logits) / mx.maximum(mx.abs(logits), top) > 2 * routing.band
         near = mx.where(is_far, -mx.inf, remaining)
         chosen.append(best)
         shares.append(mx.take_along_axis(mx.softmax(near, axis=-1), best, axis=-1))
@@ -81,17 +83,17 @@ def _chosen_in_turn(logits: mx.array, m: Mixture) -> tuple[mx.array, mx.array]:
 
 def _scores(logits: mx.array, m: Mixture, runs: Mapping[str, Callable[..., Any]]) -> tuple[mx.array, mx.array]:
     """Return the scores of all experts, and what ranks them, both float32 (B, T, X)."""
-    if m.sigmoid and m.correction is not None:
+    if m.routing.sigmoid and m.correction is not None:
         scores, ranks = runs["corrected"](logits, m.correction)
         return scores, ranks
-    if m.sigmoid:
+    if m.routing.sigmoid:
         wide, scores = runs["sigmoid"](logits)
     else:
         wide = logits.astype(mx.float32)
         scores = mx.softmax(wide, axis=-1)
     if m.correction is not None:
         return scores, scores + m.correction
-    groups, num_used = m.groups
+    groups, num_used = m.routing.groups
     if num_used < groups:  # sums of groups are of scores
         return scores, scores
     return scores, wide  # logits are without the ties of rounded scores
@@ -215,7 +217,7 @@ def experts_in_parts(
     x: the layer's input (B, T, E); the output is added to it if `m.residual`.
     h: norm(x).
     eps: of the router's norm, if it has one.
-    entered: the router's input, if `m.routes_early`.
+    entered: the router's input, if `m.routing.routes_early`.
     """
     router_input = h if entered is None else entered
     if m.router_norm is not None:
@@ -224,14 +226,15 @@ def experts_in_parts(
     if m.latent is not None:
         h = ops.linear(h, m.latent.into)
     rows = h  # of tokens, for all experts of each
-    if m.shares_first:
+    if m.routing.shares_first:
         rows = h[..., None, :] * shares[..., None].astype(h.dtype)  # (B, T, active, E): of tokens for each expert
         shares = mx.ones_like(shares)
     rows = rows.reshape(-1, rows.shape[-1])
-    inputs = [ops.expert_linear(rows, chosen, stack, m.count) for stack in (m.gate, m.up) if stack is not None]
+    inputs = [ops.expert_linear(rows, chosen, stack, m.routing.count) for stack in (m.gate, m.up) if stack is not None]
     curve = activation if m.curve is None else m.curve
     inner = unit(mx.concatenate(inputs, axis=-1), curve, compiled=False)  # (B, T, active, F)
-    outputs = ops.expert_linear(inner.reshape(-1, inner.shape[-1]), chosen, m.down, m.count)  # (B, T, active, E)
+    inner = inner.reshape(-1, inner.shape[-1])
+    outputs = ops.expert_linear(inner, chosen, m.down, m.routing.count)  # (B, T, active, E)
     output = (outputs * shares[..., None].astype(outputs.dtype)).sum(axis=-2)
     if m.latent is not None:
         if m.latent.norm is not None:

@@ -221,9 +221,25 @@ def experts_plan(m: Mixture, activation: str) -> "kernels.ExpertsPlan | None":
     plan = None
     is_gate_ready = m.gate is None or gate is not None  # experts may have no gate
     if router is not None and is_gate_ready and up is not None and down is not None:
-        rule = (m.sigmoid, m.correction, m.scale, m.groups, m.router_norm, m.expert_scale, m.residual)
-        last = (m.best, m.shares_first)
-        plan = kernels.ExpertsPlan(router, gate, up, down, m.active, m.normalized, activation, *rule, *last)
+        routing = m.routing
+        plan = kernels.ExpertsPlan(
+            router,
+            gate,
+            up,
+            down,
+            routing.active,
+            routing.normalized,
+            activation,
+            routing.sigmoid,
+            m.correction,
+            routing.scale,
+            routing.groups,
+            m.router_norm,
+            m.expert_scale,
+            m.residual,
+            routing.best,
+            routing.shares_first,
+        )
     elif any(matrices):
         raise ValueError("the native kernels support only some of a layer's expert weights")
     _mixtures[key] = plan

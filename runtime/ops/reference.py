@@ -188,7 +188,7 @@ def experts(
     """Return x + the mixture of experts' output for norm(x). (B, T, E) -> (B, T, E). See `Mixture.residual`.
 
     normed: norm(x), if it is there already.
-    entered: the router's input (B, T, E), if `m.routes_early`.
+    entered: the router's input (B, T, E), if `m.routing.routes_early`.
     """
     h = normed
     if h is None:
@@ -204,7 +204,7 @@ def experts(
     indices = chosen.flatten()
     order = mx.argsort(indices) if indices.size >= _SORTED else None
     tokens = h.reshape(-1, 1, h.shape[-1])  # (B * T, 1, E)
-    token = mixtures.token_of_pair(indices.size, m.active)
+    token = mixtures.token_of_pair(indices.size, m.routing.active)
     rows = None
     token_of_pair = None
     if order is not None:
@@ -213,10 +213,10 @@ def experts(
     else:
         rows = token
         token_of_pair = mixtures.token_of_pair(indices.size, 1)
-        if m.shares_first:
+        if m.routing.shares_first:
             tokens = tokens[token]
             rows = token_of_pair
-    if m.shares_first:  # each pair has its own row by now
+    if m.routing.shares_first:  # each pair has its own row by now
         factors = shares.flatten()
         if order is not None:
             factors = factors[order]

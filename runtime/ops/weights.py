@@ -17,6 +17,7 @@ import mlx.core as mx
 from msgspec import Struct
 
 from headrace.runtime.ops.activations import Curve
+from headrace.runtime.routing import Routing
 
 Projections = list[mx.array]
 """q, k and v of new tokens: one array, (B, T, (H + 2 Hkv) * D), or three, (B, T, H * D) and two (B, T, Hkv * D)."""
@@ -169,63 +170,40 @@ class LatentExperts(Struct, frozen=True, eq=False):
 
 
 class Mixture(Struct, frozen=True, eq=False, weakref=True):
-    """A feed-forward of X experts of size F, `active` of them per token (Shazeer et al., arXiv:1701.06538).
+    """A feed-forward of X experts of size F, of which each token uses some.
 
-    The experts with the largest scores are used. Their weights are the scores.
-
-    active: experts of a token.
-    normalized: weights are divided by their sum.
-    sigmoid: scores are the sigmoid of the router's logits, else their softmax.
+    routing: how they are chosen and weighed; X = `routing.count`.
     correction: (X,) float32, added to the scores for the choice alone.
-    scale: factor of all weights.
-    groups: (number of groups, of which so many are chosen): only their experts may be chosen.
-    best: groups are chosen by the sum of their so many largest scores: two (DeepSeek-V3, arXiv:2412.19437), or one
-        (V2, arXiv:2405.04434).
     router_norm: (E,), the router's own norm of the input.
     expert_scale: (X,), factors of the weights at last.
     residual: `Ops.experts` adds its input; else its output is the experts' alone.
-    shares_first: the weights multiply the experts' input, not their output (Llama 4).
     curve: in place of the network's activation.
-    band: above 0, experts are chosen one after the other, each with its share of those that are as good within this
-        (Phi MoE).
     latent: experts read and write L numbers, and the E of their shapes is L; None: they read the router's input.
-    routes_early: the router reads the layer's input as it is, before attention (SmallThinker).
     """
 
+    routing: Routing
     router: Weight  # (X, E)
     gate: Weight | None  # a stack of X: (F, E), or (2 F, E): gate above up; None for an activation that gates nothing
     up: Weight | None  # a stack of X: (F, E); None: below gate
     down: Weight  # a stack of X: (E, F)
-    active: int
-    normalized: bool
-    sigmoid: bool = False
     correction: mx.array | None = None
-    scale: float = 1.0
-    groups: tuple[int, int] = (1, 1)
     router_norm: mx.array | None = None
     expert_scale: mx.array | None = None
     residual: bool = True
-    best: int = 2
-    shares_first: bool = False
     curve: Curve | None = None
-    band: float = 0.0
     latent: LatentExperts | None = None
-    routes_early: bool = False
 
     @property
     def is_composed(self) -> bool:
         """True if no kernel computes it at once."""
-        return self.curve is not None or self.band > 0 or self.latent is not None or self.routes_early
+        routing = self.routing
+        return self.curve is not None or routing.band > 0 or self.latent is not None or routing.routes_early
 
     @property
     def vectors(self) -> list[mx.array]:
         latent_norm = None if self.latent is None else self.latent.norm
         every = (self.correction, self.router_norm, self.expert_scale, latent_norm)
         return [vector for vector in every if vector is not None]
-
-    @property
-    def count(self) -> int:
-        return self.router.rows
 
     @property
     def matrices(self) -> list[Weight]:

@@ -48,7 +48,7 @@ class Watching:
         for array in (norm, *m.router.arrays):
             self.arrays[id(array)] = array
         for stack in m.stacks:
-            self.of_experts += stack.nbytes // m.count * m.active
+            self.of_experts += stack.nbytes // m.routing.count * m.routing.active
         return reference.experts(x, norm, eps, m, *others)
 
     def attend(self, qkv: Any, keys: mx.array, values: mx.array, offset: int, spec: Any, first: int, phase: Any) -> Any:

@@ -63,7 +63,7 @@ def test_a_mixture_is_computed_the_same_while_it_is_recorded(name: str, bits: in
     answer = recorder.experts(x, mx.linspace(0.5, 1.5, 96), EPS, m, "silu")
     assert mx.allclose(answer, answers(m, x, reference), atol=1e-4).item()
     for weight in m.stacks:
-        assert recorder.tokens[id(weight)].sum().item() == 7 * m.active
+        assert recorder.tokens[id(weight)].sum().item() == 7 * m.routing.active
 
 
 def test_inputs_of_experts_are_summed_by_expert() -> None:

@@ -9,6 +9,7 @@ import pytest
 from headrace.runtime.ops import reference
 from headrace.runtime.ops.mixtures import routed
 from headrace.runtime.ops.weights import Mixture, Weight
+from headrace.runtime.routing import Routing
 from tests.bench.graph_counts import RULES, count_layer, count_sampling, own_step, rows
 from tests.support.mlx_lm_models import config_of, write_mlx_lm_model
 from tests.support.tiny import load_decoder
@@ -117,7 +118,10 @@ _ROUTES: dict[str, dict[str, Any]] = {  # as many as run every compiled function
 def test_compiled_routing_is_the_plain_one(route: str) -> None:
     dtype = mx.float16  # a compiler runs for each
     router = Weight(mx.zeros((16, 8)))
-    mixture = Mixture(router, None, None, router, 4, **{"normalized": True, **_ROUTES[route]})
+    facts = dict(_ROUTES[route])
+    correction = facts.pop("correction", None)
+    routing = Routing(16, 4, **{"normalized": True, **facts})
+    mixture = Mixture(routing, router, None, None, router, correction=correction)
     logits = mx.random.normal((2, 3, 16), key=mx.random.key(1)).astype(dtype)
     plain, fused = (routed(logits, mixture, compiled=compiled) for compiled in (False, True))
     assert mx.array_equal(plain[0], fused[0])

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from headrace.runtime.metrics.cost import FLOAT_MODES
 from headrace.runtime.ops import LatentExperts, Mixture, Weight, native, reference
+from headrace.runtime.routing import Routing
 from tests.support.kernels import INSTRUCTION_SETS, Exact, on_instruction_set
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
@@ -54,17 +55,22 @@ def stack(rows: int, columns: int, bits: int, group: int = 32, bias: bool = True
 
 
 def mixture(bits: int, width: int = 96, size: int = 160, **changes: Any) -> Mixture:
-    """Return a random mixture of a model `width` wide. size: inner width of an expert. changes: of its fields."""
+    """Return a random mixture of a model `width` wide.
+
+    size: inner width of an expert.
+    changes: of its fields and of its routing's.
+    """
     mx.random.seed(bits + size)
+    routing = Routing(EXPERTS, ACTIVE, normalized=True)
     made = Mixture(
+        routing=routing,
         router=Weight(mx.random.normal((EXPERTS, width))),
         gate=stack(size, width, bits),
         up=stack(size, width, bits),
         down=stack(width, size, bits if size % 32 == 0 else 0),
-        active=ACTIVE,
-        normalized=True,
     )
-    return replace(made, **changes)
+    of_routing = {name: changes.pop(name) for name in Routing.__struct_fields__ if name in changes}
+    return replace(made, routing=replace(routing, **of_routing), **changes)
 
 
 def held(m: Mixture, ops: Any) -> Mixture:
@@ -141,7 +147,7 @@ def test_router_weights_can_multiply_the_experts_input(bits: int, tokens: int) -
         assert difference(m, tokens) < (5e-4 if bits else 2e-5)
         assert difference(m, tokens, Exact()) < 2e-5
     x = mx.random.normal((1, tokens, m.router.columns))
-    after = answers(replace(m, shares_first=False), x, reference)
+    after = answers(replace(m, routing=replace(m.routing, shares_first=False)), x, reference)
     assert mx.abs(answers(m, x, reference) - after).max() > 1e-3
 
 
@@ -236,8 +242,9 @@ def test_non_finite_values_stay_with_their_token(bits: int, tokens: int) -> None
 
 def test_inconsistent_shapes_are_refused() -> None:
     m = held(mixture(4), native)
+    too_many = replace(m, routing=replace(m.routing, active=EXPERTS + 1))
     with pytest.raises(ValueError, match="no more than there are"):
-        native.experts(mx.zeros((1, 1, 96)), mx.ones(96), EPS, replace(m, active=EXPERTS + 1), "silu")
+        native.experts(mx.zeros((1, 1, 96)), mx.ones(96), EPS, too_many, "silu")
     with pytest.raises(ValueError, match="do not fit"):
         native.experts(mx.zeros((1, 1, 96)), mx.ones(96), EPS, replace(m, down=m.up), "silu")
     with pytest.raises(ValueError, match="expert"):
