@@ -53,8 +53,8 @@ _PEFT_PLAIN: dict[str, tuple[object, ...]] = {
 }
 
 
-class LowRank(Struct, frozen=True):
-    """The factors of one module's change, as stored."""
+class AdaptedModule(Struct, frozen=True):
+    """A module of the base that the adapter changes: the tensors of its factors, as stored."""
 
     a: str  # tensor of A
     b: str  # tensor of B
@@ -68,7 +68,7 @@ class Adapter(Struct, frozen=True):
     path: Path  # its folder
     file: Path  # its weights
     base: str | None  # the model it was trained on, as its config names it
-    modules: Mapping[str, LowRank]  # by the module's name in the base checkpoint
+    modules: Mapping[str, AdaptedModule]  # by the module's name in the base checkpoint
     nbytes: int  # of all factors
 
     @property
@@ -112,7 +112,7 @@ def open_adapter(path: Path) -> Adapter:
         raise CheckpointError(f"{file.name} has no tensors")
     num_parts = sum(module.count(".") + 1 for module in factors)
     _check_patterns(as_mapping(config.get("alpha_pattern")), _MOST_STEPS // num_parts)
-    modules = {module: _low_rank(module, names, tensors, scale_of) for module, names in factors.items()}
+    modules = {module: _adapted_module(module, names, tensors, scale_of) for module, names in factors.items()}
     base = config.get("base_model_name_or_path") or config.get("model")
     if not isinstance(base, str):
         base = None
@@ -188,7 +188,9 @@ def _number(values: Mapping[str, object], key: str) -> float:
     return float(value)
 
 
-def _low_rank(module: str, names: Mapping[str, str], tensors: Mapping[str, TensorInfo], scale_of: _Scale) -> LowRank:
+def _adapted_module(
+    module: str, names: Mapping[str, str], tensors: Mapping[str, TensorInfo], scale_of: _Scale
+) -> AdaptedModule:
     """Return a module's factors, once their shapes are checked. names: tensors by "a" and "b"."""
     if names.keys() != {"a", "b"}:
         raise CheckpointError(f"the adapter has one factor of {quote(module)}, not both")
@@ -204,4 +206,4 @@ def _low_rank(module: str, names: Mapping[str, str], tensors: Mapping[str, Tenso
         _, other_rank = b.shape
     if rank != other_rank or not rank:
         raise CheckpointError(f"the adapter's factors of {quote(module)} have ranks {rank} and {other_rank}")
-    return LowRank(names["a"], names["b"], scale_of(module, rank), transposed)
+    return AdaptedModule(names["a"], names["b"], scale_of(module, rank), transposed)
