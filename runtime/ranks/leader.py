@@ -145,7 +145,7 @@ class Leader:
         if rank is not None:
             name = self.names[rank]
         error = RankLostError(f"{name} {reason}", "every rank has ended; start again, or without it", rank)
-        for other, link in self._links.items():
+        for other, link in list(self._links.items()):  # a copy: `accept` may still add some
             if other != rank:
                 link.expect_end()
                 threading.Thread(target=link.send, args=({"end": str(error)},), daemon=True).start()

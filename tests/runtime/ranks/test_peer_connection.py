@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from queue import Queue
+from typing import Any
 
 import pytest
 
@@ -216,6 +217,33 @@ def test_an_expected_end_is_no_loss(expected: bool) -> None:
         connection._read()  # to the end of the records
         assert connection.take(PATIENCE_S) is None
     assert lost == ([] if expected else ["has closed the connection"])
+
+
+class _JoiningOther:
+    """A connection during whose end another rank is accepted."""
+
+    def __init__(self, links: dict[int, Any]) -> None:
+        self._links = links
+
+    def expect_end(self) -> None:
+        self._links[3] = self
+
+    def send(self, _record: dict[str, Any]) -> None:
+        pass
+
+    def wait_closed(self, _seconds: float) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_loss_while_ranks_connect_ends_all(pair: Pair) -> None:
+    links: dict[int, Any] = pair.leader._links
+    links[2] = _JoiningOther(links)
+    pair.leader.lose(1, "has closed the connection")
+    assert pair.ends.get_nowait() == 1
+    links.clear()
 
 
 def test_an_error_of_a_follower_ends_all_with_its_text(pair: Pair) -> None:
