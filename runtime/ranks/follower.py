@@ -58,6 +58,8 @@ class Follower:
         end: Callable[[int], object] = os._exit,
     ) -> None:
         def lose(reason: str) -> None:
+            # On a thread of the connection. It ends the process, as the main thread may wait in a collective, which
+            # nothing interrupts.
             with suppress(Exception):
                 on_lost(RankLostError(f"rank 0 {reason}"))
             end(1)
@@ -67,7 +69,7 @@ class Follower:
         self.link.start()
 
     def take(self) -> Record | None:
-        """Return rank 0's next record; None at the end. The process ends here if rank 0 has ended because of a rank."""
+        """Return rank 0's next record; None at the end, also at one because of another rank."""
         record = self.link.take()
         if record is None or "end" in record:
             return None
@@ -83,7 +85,7 @@ def follow(network: FollowerNetwork, follower: Follower) -> Record | None:
     while (record := follower.take()) is not None and "calls" in record:
         for name, *arguments in record["calls"]:
             getattr(repeated, name)(*arguments)
-    mx.synchronize()
+    mx.synchronize()  # rank 0 may still wait for this rank's part of the newest pass
     return record
 
 
@@ -115,7 +117,7 @@ class _Repeated:
         entries: reserved for the sequence.
         marks: the cache needs marks (`KVCache.needs_marks`).
         """
-        self._tokens[number] = tokens
+        self._tokens[number] = tokens  # also those after `end`: `release` and `on_prefill` send only newer ones
         cache = self._backend.acquire(tokens[:end], entries)
         cache.needs_marks = marks
         self._caches[number] = cache
@@ -141,7 +143,7 @@ class _Repeated:
     def passes(self, groups: list[list[list[Any]]]) -> None:
         """Make a step's passes. groups: of each pass, its rows as `_row_arguments` of rank 0 sends them."""
         rows_of_passes = [[self._row(*row) for row in group] for group in groups]
-        self._passes.clear()
+        self._passes.clear()  # some are left of a step that failed on rank 0, as for a full pool
         with suppress(PoolFullError):  # rank 0 has raised it, too
             for rows in rows_of_passes:
                 self._passes += self._backend.make_passes(rows)
@@ -159,7 +161,8 @@ class _Repeated:
         return PassRow(cache, *fields)
 
     def run(self) -> None:
-        kv = self._passes.popleft()
+        kv = self._passes.popleft()  # rank 0 runs them in this order
+        # Not waited for, so that the next calls are read meanwhile. The device computes passes in this order, too.
         mx.async_eval(self._network.follow(kv))
 
     def head(self, name: str, *arguments: object) -> None:
@@ -171,6 +174,7 @@ class _Repeated:
         self._backend.evict()
 
     def trim(self) -> None:
+        # `clear_cache` waits for the device with the interpreter lock held, which would stop this rank's heartbeats.
         mx.synchronize()
         self._backend.trim()
         mx.clear_cache()
@@ -191,7 +195,7 @@ class _KernelClock:
 
     def __init__(self, link: PeerConnection) -> None:
         self._link = link
-        self._measures = ops.select() is ops.native
+        self._measures = ops.select() is ops.native  # other operations have no clocks
         self._restart()
 
     def ran(self, *, decodes: bool) -> None:

@@ -94,6 +94,7 @@ class Group:
         """
         line = f"{others} did not connect in {JOIN_S} s\n{_HINT}"
         try:
+            # The guard's SIGHUP needs its handler, so the guard begins last and is killed first.
             with _ended_by_signals(), _ended_by_hangup(), _ended_after(JOIN_S, line):
                 raw = mx.distributed.init(strict=True, backend=backend)
                 if backend == "ring":
@@ -110,6 +111,7 @@ class Group:
         if self._peer is not None and x.dtype in _SUMMED:
             return self._peer.all_sum(x)
         if self._gathers and (self.size == 2 or x.nbytes <= _SMALL):
+            # Each rank adds in the order of the ranks, so that rounding is the same.
             return reduce(add, mx.split(self.all_gather(x), self.size))
         return mx.distributed.all_sum(x, group=self._raw)
 
@@ -125,6 +127,7 @@ class Group:
         """Return all ranks' arrays (..., columns[rank]) side by side, on rank 0; the others evaluate the result."""
         if self._peer is not None:
             return self._peer.gather_columns(x, columns[1 - self.rank])
+        # MLX gathers arrays of one shape, along the first axis: pad to the widest part, then cut.
         padding = [*[(0, 0)] * (x.ndim - 1), (0, max(columns) - x.shape[-1])]
         parts = mx.split(self.all_gather(mx.pad(x, padding)), self.size)
         return mx.concatenate([part[..., :width] for part, width in zip(parts, columns, strict=True)], axis=-1)
@@ -146,6 +149,7 @@ def _peer(ring: mx.distributed.Group, address: str) -> "kernels.Peer | None":
     """Return a connection to the only other rank; None on both ranks without native kernels or a way to connect."""
     if ring.size() != 2 or not _all(ring, ops.select() is ops.native):
         return None
+    # Either rank may have failed to connect. Both sum once more, and use the connection only if both have it.
     connection = None
     with suppress(OSError, EngineError):
         connection = _meet(ring, address)
@@ -166,7 +170,7 @@ def _meet(ring: mx.distributed.Group, address: str) -> socket.socket | None:
         with suppress(OSError):
             listener = listen(address)
             message = [listener.getsockname()[1], *secrets.token_bytes(32)]
-    port, *key = read_ints(_sum(ring, message))
+    port, *key = read_ints(_sum(ring, message))  # rank 0 listens by now
     if listener is None:
         if not port:
             return None
@@ -191,7 +195,7 @@ def _sum(ring: mx.distributed.Group, numbers: list[int]) -> mx.array:
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
     """Have Ctrl-C and SIGTERM end this process at once: handlers in Python would wait for the interpreter lock."""
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
         yield
         return
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -8,7 +8,9 @@ are the same.
     Leader.log, flush, ask -> PeerConnection -> `_Repeated` (runtime/ranks/follower.py): a method for each call
 
 A new call is added in both files. To the engine all of this looks like one machine (`runtime.network`).
-tests/runtime/ranks/ and tests/app/hosts/ compare answers with those of one rank.
+
+Guards: tests/models/network/test_ranks.py, which compares answers with those of one rank, and
+tests/runtime/ranks/test_peer_connection.py.
 """
 
 import os
@@ -67,10 +69,12 @@ class Leader:
         self.names = list(names)
         self.limit = PassLimit()
         self.address = str(listener.getsockname()[0])
-        self._links: dict[int, PeerConnection] = {}
-        self._losing = threading.Lock()
+        self._links: dict[int, PeerConnection] = {}  # by rank; `accept` adds, `close` clears
+        self._losing = threading.Lock()  # taken once, by the thread that ends all ranks, and never released
         self._lost = threading.Event()
-        self._log: list[list[object]] = []  # calls that are not sent yet: name, then arguments
+        # Calls that are not sent yet: name, then arguments. The engine's thread alone appends and sends, so the log
+        # needs no lock, and its order is that of the calls.
+        self._log: list[list[object]] = []
         self.out_of_step = False  # a pass was left in the middle: the followers wait in it for good
         self.passes = 1  # of the newest step
         self.pending: mx.array | KVPass | None = mx.zeros(())  # what the newest pass evaluates; None: not built yet
@@ -94,6 +98,7 @@ class Leader:
                 continue
             self._links[rank] = PeerConnection(connection, self.names[rank], partial(self.lose, rank))
             self._links[rank].start()
+        # All followers are here: a later connection is a stranger's.
         self._reception.close()
         self.limit.watch(self._lost, partial(self.lose, None))
 
@@ -136,30 +141,36 @@ class Leader:
         return [link.times for _, link in sorted(self._links.items())]
 
     def lose(self, rank: int | None, reason: str) -> None:
-        """End all ranks because of one; None: one of the others."""
+        """End all ranks because of one; None: one of the others.
+
+        Called on the threads of connections and of `limit`, and on the engine's if a send fails.
+        """
         if reason.startswith(FAILED):
             self._lost.wait(_DOUBT_S)  # another rank may be gone, which its neighbours notice, too
         if not self._losing.acquire(blocking=False):
-            return
+            return  # another thread ends the process
         name = " or ".join(self.names[1:])
         if rank is not None:
             name = self.names[rank]
         error = RankLostError(f"{name} {reason}", "every rank has ended; start again, or without it", rank)
         for other, link in list(self._links.items()):  # a copy: `accept` may still add some
             if other != rank:
+                # The others end, too, which is no loss of its own. Each send has a thread, as it may wait for a peer
+                # that takes nothing.
                 link.expect_end()
                 threading.Thread(target=link.send, args=({"end": str(error)},), daemon=True).start()
         with suppress(Exception):
             self._on_lost(error)
-        self._lost.set()
+        self._lost.set()  # after the report: `answers` waits for it, and would raise an error without the reason
         self._end(1)
 
     def close(self) -> None:
         """End the followers, after what they still compute."""
         self._reception.close()
         for link in self._links.values():
-            link.expect_end()
+            link.expect_end()  # before the record, which the follower answers by closing the connection
             link.send({"end": ""})
+        # A loop of its own, so that the followers end at the same time.
         for link in self._links.values():
             link.wait_closed(END_S)
             link.close()
@@ -213,6 +224,7 @@ class LeaderNetwork:
         return LeaderBackend(backend, self._leader, marks, parts)
 
     def layers(self, x: mx.array, kv: KVPass) -> mx.array:
+        # Sent before the pass is built and run: its collectives wait for the followers, which wait for this record.
         self._leader.log("run")
         self._leader.flush()
         self._leader.pending = kv
@@ -259,8 +271,8 @@ class LeaderBackend:
             lengths = {inner.committed, *(answer["found"] for answer in self._leader.ask())}
             if len(lengths) == 1:
                 return cast(KVCache, made)  # it has what it lacks from `inner`
-            made.close()
-            end = min(lengths) + 1
+            made.close()  # on the followers, too
+            end = min(lengths) + 1  # a cache has at most all tokens but the last
 
     def release(self, cache: KVCache, tokens: Sequence[int]) -> None:
         assert isinstance(cache, LeaderCache)
@@ -272,6 +284,7 @@ class LeaderBackend:
         parts = max(1, min(self._parts, len(rows) // PASS_ROWS))
         groups = [[rows[i] for i in indices] for indices in divided(len(rows), [1] * parts)]
         self._leader.limit.made(rows)
+        # Logged before they are made: followers repeat a call that fails for a full pool, too.
         self._leader.log("passes", [[_row_arguments(row) for row in group] for group in groups])
         inner = [[replace(row, cache=cache_of(row).inner) for row in group] for group in groups]
         passes = [kv_pass for group in inner for kv_pass in self._backend.make_passes(group)]
@@ -301,6 +314,8 @@ class LeaderBackend:
         if pending is None:
             self._leader.out_of_step = True  # the followers wait in collectives that no rank 0 will call
             return
+        # Followers have handed the newest pass to their devices, whose collectives wait for this rank's part. The pass
+        # may be the one that failed.
         with suppress(RuntimeError):
             if isinstance(pending, mx.array):
                 mx.eval(pending)

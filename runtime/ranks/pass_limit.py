@@ -4,8 +4,7 @@ It ends the wait for a rank that hangs, which still sends heartbeats. The limit 
 the slowest pass of decoding, or of as many prompt tokens.
 
 `Leader` watches it in a thread, and ends all ranks beyond it. So it must never be too short for a healthy rank: LEAST_S
-and FIRST_S leave room for a busy machine. `Engine.step` and `prefill` wait for the ranks within `waiting`, and all
-passes of the engine are made there.
+and FIRST_S leave room for a busy machine. `Engine.step` and `prefill` wait for the ranks within `waiting`.
 
 Guard: tests/runtime/ranks/test_pass_limit.py.
 """
@@ -30,7 +29,9 @@ class PassLimit:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._since: float | None = None
+        # The engine's thread writes these, and `exceeded` reads them on another, each in one operation under the
+        # interpreter lock.
+        self._since: float | None = None  # None: rank 0 waits for no pass
         self._prompts = deque([0, 0], maxlen=2)  # tokens of the pass in flight and of the next, which is built ahead
         self._slowest: dict[Phase, float] = {}  # seconds of a decoding pass; of "prefill": of one prompt token
 
@@ -58,6 +59,7 @@ class PassLimit:
             yield
         finally:
             self._since = None
+        # A pass that raises is not measured: its time says nothing of later ones.
         prompt = max(self._prompts)
         phase = _phase(prompt)
         seconds = (self._clock() - since) / (prompt or 1)
@@ -65,7 +67,7 @@ class PassLimit:
 
     def exceeded(self) -> float | None:
         """Return the limit in seconds if rank 0 has waited longer, None if not. For other threads."""
-        since = self._since
+        since = self._since  # once: the engine's thread may set it to None after the check
         if since is None:
             return None
         prompt = max(self._prompts)

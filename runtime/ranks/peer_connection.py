@@ -65,14 +65,14 @@ class PeerConnection:
 
     def __init__(self, connection: socket.socket, name: str, on_lost: Callable[[str], None]) -> None:
         self.name = name
-        self.times: float | None = None  # seconds in the peer's kernels of a recent decode pass
+        self.times: float | None = None  # seconds in the peer's kernels of a recent decode pass; set by the reader
         self._socket = connection
         self._on_lost = on_lost
-        self._sending = threading.Lock()
+        self._sending = threading.Lock()  # heartbeats come between records, never into one
         self._losing = threading.Lock()
-        self._records: SimpleQueue[Record | None] = SimpleQueue()
+        self._records: SimpleQueue[Record | None] = SimpleQueue()  # from the reader to `take`; None: no more come
         self._closed = threading.Event()
-        connection.settimeout(SILENCE_S)
+        connection.settimeout(SILENCE_S)  # of each call; the handshake has left its own
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def start(self) -> None:
@@ -99,9 +99,9 @@ class PeerConnection:
 
     def close(self) -> None:
         """Close the connection; nothing is lost by that."""
-        self._closed.set()
+        self._closed.set()  # first, so that threads which see the socket fail report no loss
         with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread in `recv`, which `close` alone does not
         self._socket.close()
 
     def wait_closed(self, seconds: float) -> None:
@@ -142,7 +142,7 @@ class PeerConnection:
         with self._losing:  # readers and senders may notice the loss at the same time
             closed = self._closed.is_set()
             self._closed.set()
-        self._records.put(None)
+        self._records.put(None)  # before `on_lost`, which may take long: `take` waits no more
         if not closed:
             self._on_lost(reason)
 
@@ -153,10 +153,10 @@ class Reception:
     def __init__(self, listener: socket.socket, key: bytes) -> None:
         self._listener = listener
         self._key = key
-        self._greeted: list[socket.socket] = []
+        self._greeted: list[socket.socket] = []  # oldest first; the accepting thread adds, greeting threads remove
         self._proven: SimpleQueue[tuple[int, socket.socket]] = SimpleQueue()
         self._closed = threading.Event()
-        listener.settimeout(_LOOK_S)
+        listener.settimeout(_LOOK_S)  # `close` does not wake a thread in `accept`
         threading.Thread(target=self._accept, name="reception", daemon=True).start()
 
     def take(self, timeout: float) -> tuple[int, socket.socket] | None:
@@ -181,6 +181,7 @@ class Reception:
                 continue
             self._greeted.append(connection)
             if len(self._greeted) > MAX_GREETED:
+                # Its thread's `recv` ends, and the thread closes it. It may end by itself at this moment.
                 with suppress(OSError, IndexError):
                     self._greeted[0].shutdown(socket.SHUT_RDWR)
             threading.Thread(target=self._greet, args=(connection,), name="greeting", daemon=True).start()
@@ -204,6 +205,8 @@ def connect(address: tuple[str, int], rank: int, key: bytes, timeout: float) -> 
     except OSError as error:
         raise RankLostError(f"{at} cannot be reached: {error}") from error
     try:
+        # Rank 0 speaks first. Each end's proof has the nonce of the other in it, so a recorded one proves nothing; and
+        # the rank, so neither end can send a proof back as its own.
         until = time.monotonic() + timeout
         greeting = receive_frame(connection, _HANDSHAKE_BYTES, until)
         nonce = secrets.token_hex(32)
