@@ -281,7 +281,7 @@ def _attention_in_pieces(
 
 
 def rotate_heads(x: mx.array, rope: Rope, offset: int | mx.array) -> mx.array:
-    """Rotate heads (B, heads, T, D) at positions [offset, offset + T). offset: one, or one per row (B,)."""
+    """See `Ops`. offset: one, or one per row (B,)."""
     if rope.amplitude != 1.0:
         # YaRN scales the rotated dimensions only (arXiv:2309.00071).
         scaled = [x[..., : rope.dims] * rope.amplitude]
@@ -300,8 +300,5 @@ def attend_heads(
     sinks: mx.array | None = None,
     _phase: Phase | None = None,
 ) -> mx.array:
-    """Attend with rotated queries (B, H, T, D) over K/V (B, Hkv, S, D) with a mask of SDPA -> (B, H, T, D).
-
-    The queries are the last T of S positions. Without a phase, T = 1 is a decode step.
-    """
+    """See `Ops`. Both phases attend alike here."""
     return mx.fast.scaled_dot_product_attention(q, keys, values, scale=scale, mask=mask, sinks=sinks)

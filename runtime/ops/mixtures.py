@@ -169,7 +169,7 @@ def gathered(x: mx.array, stack: Weight, indices: mx.array, rows: mx.array | Non
 
 
 def join_experts(gate: Weight, up: Weight) -> tuple[Weight, Weight | None]:
-    """Return stacks of gate (X, F, E) and up as one, (X, 2 F, E) and None; as they are, if their storage differs.
+    """Return one stack, or both as they are, if their storage differs. See `Ops`.
 
     The result is evaluated: else the parts of all layers would be in memory at once while a model is loaded.
     """
@@ -192,10 +192,6 @@ def join_experts(gate: Weight, up: Weight) -> tuple[Weight, Weight | None]:
 
 
 def expert_linear(x: mx.array, indices: mx.array, stack: Weight, _experts: int) -> mx.array:
-    """Return products of rows with the matrices at their indices, of a stack of so many.
-
-    x (M, K); indices (...): M times as many, those of a row together -> (..., N).
-    """
     chosen = indices.flatten()
     rows = token_of_pair(chosen.size, chosen.size // max(1, x.shape[0]))
     return gathered(x[:, None], stack, chosen, rows).reshape(*indices.shape, -1)

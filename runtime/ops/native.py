@@ -1,7 +1,7 @@
 """Operations of a decoder layer on headrace's CPU kernels (sources: runtime/native; design: docs/kernels.md).
 
-Signatures and shapes are those of `runtime.ops.reference`. Activations are float32. Unsupported calls (another dtype,
-an unprepared weight, a head size that is no multiple of 16) run on the reference; `status()` counts them by reason.
+`Ops` has shapes and units. Activations are float32. Unsupported calls (another dtype, an unprepared weight, a head size
+that is no multiple of 16) run on the reference; `status()` counts them by reason.
 
 `native_plans` converts parameters into the kernels' form, once each. The C++ functions are declared in
 runtime/_native.pyi. Guards: tests/runtime/ops/test_native_kernels.py compares with the reference;
@@ -185,10 +185,7 @@ def prepare(weight: Weight, dtype: mx.Dtype, *, exact: bool = False) -> Weight:
 
 
 def add_low_rank(weight: Weight, products: Sequence[LowRank]) -> list[mx.array] | None:
-    """Add these products to all later ones of a prepared weight, once. Return the arrays that they read.
-
-    None: the weight has no matrix.
-    """
+    """See `Ops`. None for a weight without a matrix."""
     matrix = matrix_of(weight)
     if matrix is None:
         return None
@@ -244,7 +241,6 @@ def kv_format(compute: mx.Dtype) -> KVFormat:
 
 
 def supports_packed(head_dim: int) -> bool:
-    """Return whether attention reads packed K/V of this head size."""
     return head_dim % HEAD_STEP == 0
 
 
@@ -254,7 +250,7 @@ def packed_format(kv: KVFormat, _head_dim: int) -> KVFormat:
 
 
 def grow(buffer: mx.array, capacity: int) -> mx.array:
-    """Return a K/V buffer with room for `capacity` entries, copied now, its rows aligned to cache lines."""
+    """Copy the buffer now, with rows aligned to cache lines."""
     return kernels.grow(buffer, capacity)
 
 
@@ -262,7 +258,7 @@ def grow(buffer: mx.array, capacity: int) -> mx.array:
 
 
 def embed(tokens: mx.array, table: Weight, dtype: mx.Dtype, first: int | None = None) -> mx.array:
-    """Return rows of the embedding table; see the reference. Without `first` those outside the table are NaN."""
+    """See `Ops`. Without `first` rows outside the table are NaN."""
     matrix = matrix_of(table)
     if matrix is None:
         return reference.embed(tokens, table, dtype, first)
@@ -270,7 +266,6 @@ def embed(tokens: mx.array, table: Weight, dtype: mx.Dtype, first: int | None = 
 
 
 def linear(x: mx.array, w: Weight) -> mx.array:
-    """Return x @ w.T (+ bias). x (B, T, K) -> (B, T, N)."""
     matrix = prepared_matrix(x, w)
     if matrix is None:
         return reference.linear(x, w)
@@ -278,7 +273,6 @@ def linear(x: mx.array, w: Weight) -> mx.array:
 
 
 def linear_add(x: mx.array, w: Weight, residual: mx.array) -> mx.array:
-    """Return residual + x @ w.T. (B, T, K) -> (B, T, N)."""
     matrix = prepared_matrix(x, w)
     if matrix is None:
         return reference.linear_add(x, w, residual)
@@ -316,21 +310,19 @@ def add_norms(
 
 
 def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
-    """Apply root mean square normalisation over the last axis."""
     if x.dtype != mx.float32:
         return reference.rms_norm(x, weight, eps)
     return kernels.rms_norm(x, weight, eps)
 
 
 def layer_norm(x: mx.array, weight: mx.array, bias: mx.array | None, eps: float) -> mx.array:
-    """Apply layer normalisation over the last axis."""
     if x.dtype != mx.float32:
         return reference.layer_norm(x, weight, bias, eps)
     return kernels.layer_norm(x, weight, bias, eps)
 
 
 def norm_linear(x: mx.array, norm: mx.array | None, eps: float, w: Weight) -> mx.array:
-    """Apply RMSNorm, if there is a norm, then a projection, in one node. x (B, T, E) -> (B, T, N)."""
+    """See `Ops`. Norm and projection are one node."""
     matrix = prepared_matrix(x, w)
     if matrix is None:
         return reference.norm_linear(x, norm, eps, w)
@@ -338,7 +330,6 @@ def norm_linear(x: mx.array, norm: mx.array | None, eps: float, w: Weight) -> mx
 
 
 def glu(gate: mx.array, up: mx.array, activation: str | GatedCurve) -> mx.array:
-    """Apply a gated linear unit to separate gate and up projections. (B, T, F) twice -> (B, T, F)."""
     if isinstance(activation, GatedCurve) or activation in STOCK_ONLY or activation not in ACTIVATIONS:
         return reference.glu(gate, up, activation)  # KeyError for one without a gate, such as "relu2"
     if gate.shape != up.shape or not _floats(gate, up):
@@ -347,7 +338,6 @@ def glu(gate: mx.array, up: mx.array, activation: str | GatedCurve) -> mx.array:
 
 
 def activate(x: mx.array, activation: str) -> mx.array:
-    """Apply "silu" or "gelu" by itself."""
     if not _floats(x) or activation not in ACTIVATIONS:
         return reference.activate(x, activation)
     return kernels.gated(x, None, activation)
@@ -359,7 +349,7 @@ def _floats(*arrays: mx.array | None) -> bool:
 
 
 def norm_glu(x: mx.array, norm: mx.array | None, eps: float, w: Weight, activation: str | Curve) -> mx.array:
-    """Apply RMSNorm, if any, gate and up projections and act(gate) * up, in one node. x (B, T, E) -> (B, T, F)."""
+    """See `Ops`. One node, but for activations that the kernels lack."""
     matrix = prepared_matrix(x, w)
     if matrix is None:
         return reference.norm_glu(x, norm, eps, w, activation)
@@ -381,7 +371,7 @@ def experts(
     normed: mx.array | None = None,
     entered: mx.array | None = None,
 ) -> mx.array:
-    """Return x + the mixture of experts' output for norm(x), in one node if it can. (B, T, E) -> (B, T, E)."""
+    """See `Ops`. One node, unless the mixture is composed of parts."""
     if m.is_composed or activation in STOCK_ONLY:
         if normed is None:
             normed = rms_norm(x, norm, eps)
@@ -400,7 +390,6 @@ def join_experts(gate: Weight, up: Weight) -> tuple[Weight, Weight | None]:
 
 
 def expert_linear(x: mx.array, indices: mx.array, stack: Weight, experts: int) -> mx.array:
-    """Return products of rows x (M, K) with the matrices at their indices (...) of a stack -> (..., N)."""
     matrix = prepared_matrix(x, stack)
     if matrix is None:
         return reference.expert_linear(x, indices, stack, experts)
@@ -419,10 +408,7 @@ def attend(
     first: int = 0,
     phase: Phase = "prefill",
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """Apply head norms, rotation, cache write and attention in one node; see the reference for shapes.
-
-    Evaluation writes the buffers in place, so nothing else may use them.
-    """
+    """See `Ops`. One node. Evaluation writes the buffers in place, so nothing else may use them."""
     plan = _attention(qkv, spec)
     if plan is None:
         return reference.attend(qkv, keys, values, offset, spec, first)
@@ -431,7 +417,6 @@ def attend(
 
 
 def rotate_heads(x: mx.array, rope: Rope, offset: int) -> mx.array:
-    """Rotate heads at their positions, in one node; see the reference for shapes."""
     if not _floats(x) or x.ndim != 4:
         return reference.rotate_heads(x, rope, offset)
     return kernels.rotate_heads(x, native_rope(rope), offset)
@@ -446,7 +431,7 @@ def attend_heads(
     sinks: mx.array | None = None,
     phase: Phase | None = None,
 ) -> mx.array:
-    """Attend with rotated queries over K/V, read in place, in one node; see the reference for shapes.
+    """See `Ops`. K/V are read in place.
 
     Masks other than causal ones run in prefill, where they are the same for all heads and not added to scores.
     """
@@ -472,7 +457,6 @@ def attend_heads(
 def mix_pass(
     x: mx.array, states: Sequence[mx.array], counts: Sequence[int], spec: MixerSpec
 ) -> tuple[mx.array, list[mx.array]]:
-    """Mix the tokens of several sequences, in one node; see the reference for shapes."""
     if spec.bound:
         before, a = mx.split(x, [x.shape[-1] - spec.sizes.decays], axis=-1)
         steps = mx.maximum(recurrent.bounded_steps(a, spec), _LEAST_STEP)
@@ -482,7 +466,6 @@ def mix_pass(
 
 
 def pages(spec: AttentionSpec) -> bool:
-    """Return whether attention reads blocks in place."""
     return spec.chosen is None and attention_plan(spec) is not None
 
 
@@ -492,29 +475,22 @@ def slots(_spec: AttentionSpec) -> bool:
 
 
 def slab(blocks: int, block_shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
-    """Return an array for K/V blocks, (blocks, *block_shape), its rows aligned to cache lines."""
+    """Align rows to cache lines."""
     return kernels.slab([blocks, *block_shape], dtype)
 
 
 def cut_block(store: KVStore, group: int, block: mx.array, entries: int) -> mx.array:
-    """Return a group's packed block (L, Hkv, bytes) with zeros after its first `entries`."""
     return kernels.cut_block(block, entries, packings(store.format), store.groups[group].kind.head_dim)
 
 
 def write_block(store: KVStore, group: int, block: int, entries: mx.array) -> None:
-    """Write entries (L, 2, Hkv, n, D) to the start of a block, now and in place. Packed blocks are written whole.
-
-    No in-flight pass may use the block.
-    """
+    """See `Ops`. Packed blocks are written whole."""
     number, index = store.groups[group].find(block)
     kernels.write_block(store.groups[group].slabs[number], index, entries)
 
 
 def attend_pass(qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -> mx.array:
-    """Attend for the rows of a pass over their sequences' blocks, in one node; see the reference for shapes.
-
-    Evaluation writes the slabs in place, so later readers must depend on it.
-    """
+    """See `Ops`. One node. Evaluation writes the slabs in place, so later readers must depend on it."""
     plan = _attention(qkv, spec)
     if plan is None:
         return reference.attend_pass(qkv, rows, layer, spec)
@@ -540,14 +516,12 @@ def _attention(qkv: Projections, spec: AttentionSpec) -> "kernels.AttentionPlan 
 
 
 def greedy(logits: mx.array) -> mx.array:
-    """Return the token of the largest logit. (B, V) -> (B,) uint32."""
     if logits.dtype != mx.float32:
         return reference.greedy(logits)
     return kernels.sample(logits, (), ())
 
 
 def sample(logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[int]) -> mx.array:
-    """Choose a token for each row by its own rule and random key, in one node. (B, V) -> (B,) uint32."""
     return kernels.sample(logits.astype(mx.float32), rules, keys)
 
 
@@ -559,15 +533,7 @@ def fuse(
     rounding: int = 16,
     peer: "kernels.Peer | None" = None,
 ) -> LayersNode | None:
-    """Return the layers as one node, which saves graph overhead; None if a layer is not supported as a whole.
-
-    layers: successive ones.
-    eps: of all norms.
-    activation: of all feed-forwards.
-    rounding: bits of the rounded activations of a prompt's rows, 16 or 8. Those of decode rows, mixers and experts have
-        16.
-    peer: the rank that has the other part of each layer; None: this one has all.
-    """
+    """See `Ops`. A single node saves the graph's overhead."""
     plans = []
     for layer in layers:
         plan = layer_plan(layer, eps, activation)

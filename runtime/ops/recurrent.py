@@ -2,7 +2,7 @@
 
 `mix_pass` is that operation of `Ops`, and defines the native kernels' results (tests/runtime/ops/
 test_native_recurrent.py). A new kind of mixer is a name in `MixerSizes.kind` and its branches in `_mix`.
-B = batch, T = new tokens, N = tokens of all sequences, Hv = heads, Hk = heads of queries and keys (they divide Hv),
+B = batch, T = new tokens, Hv = heads, Hk = heads of queries and keys (they divide Hv),
 C = channels.
 """
 
@@ -52,10 +52,7 @@ def convolve(x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
 def mix_pass(
     x: mx.array, states: Sequence[mx.array], counts: Sequence[int], spec: MixerSpec
 ) -> tuple[mx.array, list[mx.array]]:
-    """Mix the tokens of several sequences: `counts` rows of x (1, N, projected) belong to each, after its state.
-
-    Returns (y (1, N, Hv * Dv), the new states). Rows and states: see `MixerSizes`.
-    """
+    """See `Ops`. One sequence after the other."""
     ys = []
     after = []
     first = 0

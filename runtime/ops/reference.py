@@ -1,9 +1,8 @@
 """Operations of a decoder layer in stock MLX: used on Metal and CUDA, and the reference for the native kernels.
 
 Contract: activations keep their dtype (no float32 constant may promote them). Each function defines the operation of
-the same name in `Ops`; larger parts stand in modules of their own (attention, mixtures, recurrent, stock_sampling).
-B = batch, T = new tokens, E = model width, F = feed-forward width, H and Hkv = query and key-value heads,
-D = head size.
+the same name in `Ops`, which has shapes, units and the letters of comments; larger parts stand in modules of their own
+(attention, mixtures, recurrent, stock_sampling).
 
 Guards: tests/parity/test_numpy_decoder.py and tests/runtime/ops/test_native_kernels.py.
 """
@@ -82,17 +81,14 @@ def packed_format(kv: KVFormat, head_dim: int) -> KVFormat:
 
 
 def grow(buffer: mx.array, capacity: int) -> mx.array:
-    """Return a K/V buffer (B, Hkv, entries, D) extended with zeros to `capacity` entries."""
+    """Return the buffer with zeros in the new entries."""
     batch, heads, entries, dim = buffer.shape
     return mx.concatenate([buffer, mx.zeros((batch, heads, capacity - entries, dim), buffer.dtype)], axis=2)
 
 
 def embed(tokens: mx.array, table: Weight, dtype: mx.Dtype, first: int | None = None) -> mx.array:
-    """Return rows of the embedding table. (B, T) -> (B, T, E).
-
-    first: the token of the table's first row, if it has a part of the vocabulary; rows of other tokens are zeros.
-    """
     if first is not None:
+        # A part of the vocabulary: look up row 0 for other tokens, then replace it.
         row = tokens.astype(mx.int32) - first
         inside = (row >= 0) & (row < table.rows)
         return mx.where(inside[..., None], embed(mx.where(inside, row, 0), table, dtype), 0)
@@ -109,7 +105,6 @@ def embed(tokens: mx.array, table: Weight, dtype: mx.Dtype, first: int | None = 
 
 
 def linear(x: mx.array, w: Weight) -> mx.array:
-    """Return x @ w.T (+ bias). x (B, T, K) -> (B, T, N)."""
     if w.scales is None:
         y = x @ w.data.T
     else:
@@ -129,50 +124,37 @@ def linear(x: mx.array, w: Weight) -> mx.array:
 
 
 def linear_add(x: mx.array, w: Weight, residual: mx.array) -> mx.array:
-    """Return residual + x @ w.T. (B, T, K) -> (B, T, N)."""
     return residual + linear(x, w)
 
 
 def linear_add_norm(x: mx.array, w: Weight, *added: Any) -> tuple[mx.array, mx.array | None]:
-    """Project as `linear`, then add and normalize as `metal.add_norms_twin`, whose other arguments follow."""
+    """See `Ops`. added: the other arguments of `add_norms`."""
     return add_norms(linear(x, w), *added)
 
 
 def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
-    """Apply root mean square normalisation over the last axis (Zhang and Sennrich, arXiv:1910.07467)."""
     return mx.fast.rms_norm(x, weight, eps)
 
 
 def layer_norm(x: mx.array, weight: mx.array, bias: mx.array | None, eps: float) -> mx.array:
-    """Apply layer normalisation over the last axis (Ba et al., arXiv:1607.06450)."""
     return mx.fast.layer_norm(x, weight, bias, eps)
 
 
 def norm_linear(x: mx.array, norm: mx.array | None, eps: float, w: Weight) -> mx.array:
-    """Apply RMSNorm, if there is a norm, then a projection. x (B, T, E) -> (B, T, N)."""
     if norm is not None:
         x = rms_norm(x, norm, eps)
     return linear(x, w)
 
 
 def glu(gate: mx.array, up: mx.array, activation: str | GatedCurve) -> mx.array:
-    """Apply a gated linear unit, act(gate) * up (Shazeer, arXiv:2002.05202). (B, T, F) twice -> (B, T, F).
-
-    `activation` is "silu", "gelu" (the tanh approximation), "clamped" (GPT-OSS) or a curve. One kernel on a GPU.
-    """
     return gated(gate, up, activation, compiled=on_gpu())
 
 
 def activate(x: mx.array, activation: str) -> mx.array:
-    """Apply an activation of `glu` by itself."""
     return ACTIVATIONS[activation](x, mx.array(1, x.dtype))
 
 
 def norm_glu(x: mx.array, norm: mx.array | None, eps: float, w: Weight, activation: str | Curve) -> mx.array:
-    """Apply RMSNorm, if any, gate and up projections and `glu`. x (B, T, E), w (2 F, E): gate above up -> (B, T, F).
-
-    "relu2", "tanh_gelu", "erf_gelu" and xIELU have no gate, and w (F, E).
-    """
     return unit(norm_linear(x, norm, eps, w), activation, compiled=on_gpu())
 
 
@@ -185,11 +167,6 @@ def experts(
     normed: mx.array | None = None,
     entered: mx.array | None = None,
 ) -> mx.array:
-    """Return x + the mixture of experts' output for norm(x). (B, T, E) -> (B, T, E). See `Mixture.residual`.
-
-    normed: norm(x), if it is there already.
-    entered: the router's input (B, T, E), if `m.routing.routes_early`.
-    """
     h = normed
     if h is None:
         h = rms_norm(x, norm, eps)
@@ -251,17 +228,9 @@ def attend(
     _phase: Phase = "prefill",
     slot: int = 0,
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """Rotate, append K/V to the cache and attend causally over its entries.
+    """See `Ops`. Both phases attend alike here.
 
-    Returns (out (B, T, H * D), keys, values) with rows [offset, offset + T) written; use only the returned buffers
-    afterwards. Both phases attend alike here.
-
-    qkv: projections of T tokens of B sequences.
-    keys, values: buffers (slots, Hkv, capacity, D). A layer that reads an earlier one's K/V finds its rows written.
-    offset: position of the first new token; the buffers have the rows of [first, offset), and room for T more.
-    spec: of the layer.
-    first: position of the buffers' first row; positions before must be invisible.
-    slot: index of the first sequence in shared buffers.
+    slot: index of the first sequence in buffers of more than B sequences.
     """
     q, k, v = placed_heads(qkv, offset, spec)
     batch, _, length, _ = q.shape
@@ -291,7 +260,6 @@ def slots(spec: AttentionSpec) -> bool:
 
 
 def slab(blocks: int, block_shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
-    """Return an evaluated array of zeros for K/V blocks, (blocks, L, 2, Hkv, BLOCK, D)."""
     zeros = mx.zeros((blocks, *block_shape), dtype)
     mx.eval(zeros)
     return zeros
@@ -303,7 +271,6 @@ def cut_block(store: KVStore, _group: int, _block: mx.array, _entries: int) -> m
 
 
 def write_block(store: KVStore, group: int, block: int, entries: mx.array) -> None:
-    """Write entries (L, 2, Hkv, n, D) to the start of a block, now. No in-flight pass may use the block."""
     slabs = store.groups[group].slabs
     number, index = store.groups[group].find(block)
     slabs[number][index, ..., : entries.shape[-2], :] = entries
@@ -311,12 +278,7 @@ def write_block(store: KVStore, group: int, block: int, entries: mx.array) -> No
 
 
 def attend_pass(qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -> mx.array:
-    """Attend for the rows of a pass, each over the entries of its own sequence, its own included.
-
-    qkv: projections of (1, N) tokens -> (1, N, H * D). `layer` is the network's layer index. New entries
-    go to the store's slabs, which are replaced. Raises ValueError if a table is too short, lacks a visible block or
-    has an unknown block.
-    """
+    """See `Ops`. The blocks that a sequence sees are copied, and the store's slabs replaced."""
     group, index = rows.store.locations[layer]
     kv = rows.store.groups[group]
     outs = []
@@ -360,7 +322,6 @@ def on_gpu() -> bool:
 
 
 def greedy(logits: mx.array) -> mx.array:
-    """Return the token of the largest logit. (B, V) -> (B,) uint32."""
     return stock_sampling.greedy(logits)
 
 

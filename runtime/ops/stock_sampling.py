@@ -18,14 +18,13 @@ NARROW = 32  # largest top-k of all rows with which a GPU goes on with the best 
 
 
 def greedy(logits: mx.array) -> mx.array:
-    """Return the token of the largest logit. (B, V) -> (B,) uint32."""
     return mx.argmax(logits, axis=-1)
 
 
 def sample(logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[int]) -> mx.array:
-    """Choose a token for each row by its own rule: temperature, top-k, top-p, min-p, then a sample.
+    """Choose a token for each row by its own rule: temperature, top-k, top-p, min-p, then a sample. See `Ops`.
 
-    logits (B, V) -> (B,) uint32. A key, 64 random bits, is a fraction of the kept mass: the token at that point
+    A key is a fraction of the kept mass: the token at that point
     of the cumulative sum in vocabulary order is chosen. Of equal logits at a cut the first stay; a NaN logit is chosen.
     Rows do not affect each other.
     """
@@ -71,7 +70,7 @@ class _Plan(Struct, frozen=True):
 
 
 def sample_on_gpu(logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[int]) -> mx.array:
-    """Choose a token for each row, as `sample` does, in fewer kernels. logits (B, V) -> (B,) uint32.
+    """Choose a token for each row, as `sample` does, in fewer kernels.
 
     Elementwise runs are compiled, filters that no row has are left out, and with a top-k of at most NARROW all that
     follows the sort works on the best tokens only.

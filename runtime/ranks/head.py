@@ -48,7 +48,7 @@ class LeaderHead:
         return out
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """See `DraftHead`. hidden: of the newest pass, whose states the followers have themselves."""
+        """See `DraftHead`. hidden: of the newest pass; the followers have their own."""
         self._leader.log("head", "logits")
         self._leader.flush()
         out = self._head.logits(hidden)

@@ -314,8 +314,8 @@ class LeaderBackend:
         if pending is None:
             self._leader.out_of_step = True  # the followers wait in collectives that no rank 0 will call
             return
-        # Followers have handed the newest pass to their devices, whose collectives wait for this rank's part. The pass
-        # may be the one that failed.
+        # Followers have handed the newest pass to their devices. Its collectives wait for this rank's part, which may
+        # have failed.
         with suppress(RuntimeError):
             if isinstance(pending, mx.array):
                 mx.eval(pending)
