@@ -385,7 +385,7 @@ def _decoder(checkpoint: Checkpoint, config: DecoderConfig, dtype: mx.Dtype, kv:
     kernels = ops.select()
     together = kernels is ops.native and config.plain and not checkpoint.gguf  # a GGUF's are converted one by one
     with ops.native.read_together() if together else nullcontext():
-        return make_decoder(config, Parameters(checkpoint, kernels, dtype), kernels, dtype, kv)
+        return make_decoder(config, Parameters(checkpoint, kernels, dtype), kv)
 
 
 def choose_kv_format(

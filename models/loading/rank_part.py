@@ -77,9 +77,9 @@ class Rank(Struct, frozen=True):
         def make() -> Decoder:
             decoder: Decoder
             if isinstance(part, Stage):
-                decoder = StageDecoder(part, parameters, ops, dtype, kv, self.group)
+                decoder = StageDecoder(part, parameters, kv, self.group)
             else:
-                decoder = TensorDecoder(part, parameters, ops, dtype, kv, self.group)
+                decoder = TensorDecoder(part, parameters, kv, self.group)
             if head is not None and decoder.rolls_back:
                 decoder.draft_head = head.make_head(decoder, self.group)
             for array in decoder.arrays:  # one after the other, for tensors that are read whole before a part is kept
@@ -153,13 +153,11 @@ class _HeadPart(Struct, frozen=True):
 
     def make_head(self, network: Decoder, group: Group) -> HeadDecoder:
         """Return the head of a rank's network."""
-        ops = network.ops
-        dtype = network.dtype
         hidden_first = self.tensors.hidden_first
         if self.part is None:
-            config = head_config(self.tensors)
-            return HeadDecoder(config, self.parameters, ops, dtype).of(network, hidden_first=hidden_first)
-        head = TensorHead(self.part, self.parameters, ops, dtype, None, group)
+            head = HeadDecoder(head_config(self.tensors), self.parameters)
+            return head.of(network, hidden_first=hidden_first)
+        head = TensorHead(self.part, self.parameters, None, group)
         return head.of(network, hidden_first=hidden_first)
 
 

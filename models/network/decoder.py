@@ -93,23 +93,21 @@ class Decoder:
     _table_norm: tuple[mx.array, mx.array] | None = None  # weight and bias (E,)
     division = None  # `LeaderNetwork` has one
 
-    def __init__(
-        self, config: DecoderConfig, parameters: Parameters, ops: Ops, dtype: mx.Dtype, kv: KVFormat | None = None
-    ) -> None:
+    def __init__(self, config: DecoderConfig, parameters: Parameters, kv: KVFormat | None = None) -> None:
         self.config = config
-        self._ops = ops = parameters.ops
-        self._dtype = dtype
+        self._ops = parameters.ops
+        self._dtype = parameters.dtype
         # The largest matrices first: what their conversion takes beside them is freed before the others take memory.
         self._read_ends(config, parameters)
         self._layers = in_every_loop(config, read_layers(config, parameters))
         self._later_states = later_states(self._layers)
         self._prepared = parameters.prepared
         self._appending = config.appending  # asked for every layer of a pass
-        self.kv_shape = kv_shape_of(config, self._layers, kv or ops.kv_format(dtype))
+        self.kv_shape = kv_shape_of(config, self._layers, kv or self._ops.kv_format(self._dtype))
         attends = [layer.attention for layer in self._layers if layer.attention is not None]
-        self.pages = all(ops.pages(spec) for spec in attends)
-        self._shares_attention = all(ops.slots(spec) for spec in attends)
-        self._layer_groups = self._fuse(ops)
+        self.pages = all(self._ops.pages(spec) for spec in attends)
+        self._shares_attention = all(self._ops.slots(spec) for spec in attends)
+        self._layer_groups = self._fuse()
         self._adapter = parameters.check_adapter()
 
     def _read_ends(self, config: DecoderConfig, parameters: Parameters) -> None:
@@ -162,7 +160,7 @@ class Decoder:
         """Return a decoder with the same weights and wrapped operations, such as a profiler's."""
         twin = copy(self)
         twin._ops = ops
-        twin._layer_groups = twin._fuse(ops)
+        twin._layer_groups = twin._fuse()
         return twin
 
     @property
@@ -194,7 +192,7 @@ class Decoder:
         stored = list(self._stored_layers)
         [stored[layer]] = read_layers(self.config, parameters, [layer])
         twin._layers = in_every_loop(self.config, stored)
-        twin._layer_groups = twin._fuse(self._ops)
+        twin._layer_groups = twin._fuse()
         return twin
 
     def without_layers(self) -> "Decoder":
@@ -227,7 +225,7 @@ class Decoder:
             spec = layer.attention
             if spec is not None and spec.rope is not None:
                 twin._layers[index] = replace(layer, attention=replace(spec, rope=rope))
-        twin._layer_groups = twin._fuse(self._ops)
+        twin._layer_groups = twin._fuse()
         return twin
 
     @property
@@ -411,7 +409,7 @@ class Decoder:
             logits = mx.tanh(logits / cap) * cap
         return logits
 
-    def _fuse(self, ops: Ops, **more: Any) -> list[tuple[slice, LayersNode | None]]:
+    def _fuse(self, **more: Any) -> list[tuple[slice, LayersNode | None]]:
         """Return the layers in groups to compute as one node; those of a group one by one, if that is not possible.
 
         Layers after the last that appends K/V are a group of their own: a pass without logits leaves them out. So are
@@ -424,7 +422,7 @@ class Decoder:
             return [(layers, None) for layers in one_by_one]
 
         def node(layers: slice) -> LayersNode | None:
-            return ops.fuse(
+            return self._ops.fuse(
                 self._layers[layers], self.config.norm_eps, family.activation, rounding=self.activations, **more
             )
 

@@ -130,6 +130,6 @@ def add_own_head(network: Decoder, tensors: HeadTensors) -> Decoder:
     if not network.rolls_back:
         return network
     parameters = head_parameters(tensors, network.ops, network.dtype)
-    head = HeadDecoder(head_config(tensors), parameters, network.ops, network.dtype)
+    head = HeadDecoder(head_config(tensors), parameters)
     network.draft_head = head.of(network, hidden_first=tensors.hidden_first)
     return network

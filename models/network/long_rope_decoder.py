@@ -72,10 +72,8 @@ def long_rope(config: DecoderConfig) -> RopeConfig | None:
 class LongRopeDecoder(Decoder):
     """Its own layers use the short factors; `_long` has the same weights and uses the long factors."""
 
-    def __init__(
-        self, config: DecoderConfig, parameters: Parameters, ops: Ops, dtype: mx.Dtype, rope: RopeConfig
-    ) -> None:
-        super().__init__(config, parameters, ops, dtype)
+    def __init__(self, config: DecoderConfig, parameters: Parameters, rope: RopeConfig) -> None:
+        super().__init__(config, parameters)
         self.pages = False  # no blocks: see `kv_backend`
         self._history = TokenHistory(int((rope.scaling or {})["original_max_position_embeddings"]))
         self._long_rope = make_rope(rope, config.head_dim, config.context_length, long=True)

@@ -22,23 +22,21 @@ from headrace.runtime.ops import Ops
 from headrace.runtime.ops.kv_format import KVFormat
 
 
-def make_decoder(
-    config: DecoderConfig, parameters: Parameters, ops: Ops, dtype: mx.Dtype, kv: KVFormat | None = None
-) -> Decoder:
-    """Return the decoder of `config`, with K/V in `kv` (see `stored_kv`; None: the default of `ops`).
+def make_decoder(config: DecoderConfig, parameters: Parameters, kv: KVFormat | None = None) -> Decoder:
+    """Return the decoder of `config`, with K/V in `kv` (see `stored_kv`; None: the default of the operations).
 
     Raises CheckpointError for tensors that do not fit.
     """
     if config.altup is not None:
-        return AltUpDecoder(config, parameters, ops, dtype, kv)
+        return AltUpDecoder(config, parameters, kv)
     if config.block_layers:
-        return BlockResidualDecoder(config, parameters, ops, dtype, kv)
+        return BlockResidualDecoder(config, parameters, kv)
     if any(layer.mixer is not None and layer.mixer.time_mix is not None for layer in config.layers):
-        return RwkvDecoder(config, parameters, ops, dtype, kv)
+        return RwkvDecoder(config, parameters, kv)
     rope = long_rope(config)
     if rope is not None:
-        return LongRopeDecoder(config, parameters, ops, dtype, rope)
-    return Decoder(config, parameters, ops, dtype, kv)
+        return LongRopeDecoder(config, parameters, rope)
+    return Decoder(config, parameters, kv)
 
 
 def stored_kv(config: DecoderConfig, ops: Ops, dtype: mx.Dtype, wanted: KVFormat | None) -> KVFormat:

@@ -117,6 +117,11 @@ class Parameters:
             return self._ops
         return AdaptedOps(self._ops, self._factors)
 
+    @property
+    def dtype(self) -> mx.Dtype:
+        """Type of activations and vectors."""
+        return self._dtype
+
     def check_adapter(self) -> list[mx.array]:
         """Return the arrays of changes that were not merged. Raises UnsupportedModelError if one was left out."""
         self._changes.check_taken()

@@ -20,7 +20,7 @@ from headrace.models.network.parameters import Parameters
 from headrace.runtime.errors import UsageError
 from headrace.runtime.kv.backend import KVBackend, KVOptions
 from headrace.runtime.kv.cache import KVPass, PassRow
-from headrace.runtime.ops import Ops, Weight
+from headrace.runtime.ops import Weight
 from headrace.runtime.ops.kv_format import KVFormat
 from headrace.runtime.ranks.group import Group
 from headrace.runtime.ranks.split import Split
@@ -88,12 +88,10 @@ def stage_ranges(config: DecoderConfig, split: Split) -> list[range]:
 class StageDecoder(Decoder):
     """One rank's layers; on rank 0 also embedding and head."""
 
-    def __init__(
-        self, part: Stage, parameters: Parameters, ops: Ops, dtype: mx.Dtype, kv: KVFormat | None, group: Group
-    ) -> None:
+    def __init__(self, part: Stage, parameters: Parameters, kv: KVFormat | None, group: Group) -> None:
         self._group = group
         self._stage = part
-        super().__init__(part.config, parameters, ops, dtype, kv)
+        super().__init__(part.config, parameters, kv)
 
     def follow(self, kv: KVPass) -> list[mx.array]:
         """Run rank 0's pass; return what to evaluate."""

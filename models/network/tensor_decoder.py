@@ -24,7 +24,7 @@ from headrace.models.network.parameters import Parameters
 from headrace.models.network.projections import Epilogue, Product, Residual, experts_output, gated, scaled, stacked
 from headrace.models.network.tensor_part import TensorPart, head_ranges, kv_range
 from headrace.runtime.kv.cache import KVPass
-from headrace.runtime.ops import AttentionSpec, LayersNode, LayerWeights, MixerSpec, Mixture, Ops, Projections
+from headrace.runtime.ops import AttentionSpec, LayersNode, LayerWeights, MixerSpec, Mixture, Projections
 from headrace.runtime.ops.kv_format import KVFormat
 from headrace.runtime.ops.native_plans import kernels
 from headrace.runtime.ranks.group import Group
@@ -34,25 +34,23 @@ class TensorDecoder(Decoder):
     """A rank's part of the decoder. Rank 0 has the residual stream in its partial sums, and all ranks their sum.
 
     part: the matrices and heads of this rank.
-    parameters, ops, dtype, kv: see `Decoder`.
+    parameters, kv: see `Decoder`.
     group: connects the ranks.
     """
 
-    def __init__(
-        self, part: TensorPart, parameters: Parameters, ops: Ops, dtype: mx.Dtype, kv: KVFormat | None, group: Group
-    ) -> None:
+    def __init__(self, part: TensorPart, parameters: Parameters, kv: KVFormat | None, group: Group) -> None:
         self._group = group
         self._is_first = part.rank == 0
         # `Decoder` reads the layers and calls `_fuse`, which without a peer makes no node: the layers change below.
         self._peer: kernels.Peer | None = None
-        super().__init__(part.config, parameters, ops, dtype, kv)
+        super().__init__(part.config, parameters, kv)
         self._norms = SharedNorms(part, group, self._layers)
         self._layers = [replace(layer, mixture=self._own(layer.mixture)) for layer in self._norms.layers]
         # The peer adds the other parts within the node of all layers. Norms over the heads of all ranks need sums
         # between them, so no node.
         if not self._norms.arrays:
             self._peer = group.peer
-        self._layer_groups = self._fuse(ops)
+        self._layer_groups = self._fuse()
         self._vocabulary = part.split_vocabulary
         self.vocab_size = part.whole.vocab_size
 
@@ -105,10 +103,10 @@ class TensorDecoder(Decoder):
             return mixture
         return replace(mixture, residual=False)
 
-    def _fuse(self, ops: Ops, **_: object) -> list[tuple[slice, LayersNode | None]]:
+    def _fuse(self, **_: object) -> list[tuple[slice, LayersNode | None]]:
         if self._peer is None:
             return [(slice(0, len(self._layers)), None)]
-        return super()._fuse(ops, peer=self._peer)
+        return super()._fuse(peer=self._peer)
 
     def embed(self, tokens: mx.array) -> mx.array:
         """See `Decoder`. tokens: rank 0's (B, T), and zeros on the others."""

@@ -174,7 +174,7 @@ def load_decoder(
     config = decoder_config(text_part(checkpoint).config)
     assert config is not None
     ops = ops or (native if any(layer.mixer for layer in config.layers) else reference)
-    return make_decoder(config, Parameters(checkpoint, ops, dtype), ops, dtype, kv)
+    return make_decoder(config, Parameters(checkpoint, ops, dtype), kv)
 
 
 def random_tensors(config: dict[str, Any], seed: int) -> dict[str, mx.array]:

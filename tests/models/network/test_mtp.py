@@ -54,7 +54,7 @@ def load(directory: Path, kernels: Ops | None = None, *, own: bool = False) -> A
         config = own_decoder(checkpoint)
         ops = kernels or reference
         assert config is not None
-        network: Any = make_decoder(config, Parameters(checkpoint, ops, mx.float32), ops, mx.float32)
+        network: Any = make_decoder(config, Parameters(checkpoint, ops, mx.float32))
     else:
         network = MlxLmNetwork(checkpoint, device=mx.DeviceType.cpu, kernels=kernels).use_kernels()
     tensors = head_tensors(checkpoint)
