@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from headrace.runtime.routing import Routing
 
@@ -60,9 +61,16 @@ class Family(Struct, frozen=True):
     # number, or one for each head, as a sigmoid or as a softplus.
     gates: Literal["joined", "apart", "head_sigmoids", "head_softplus"] | None = None
 
-    def norms_of(self, attends: bool) -> NormNames:
-        """Return the norms of a layer with attention, or with recurrent state alone."""
-        return self.norms if attends else self.mixer_norms or self.norms
+    def norms_of(self, layer: "LayerConfig") -> NormNames:
+        """Return the norms that a layer has: none around a half that it lacks."""
+        names = self.norms
+        if not layer.attends and self.mixer_norms is not None:
+            names = self.mixer_norms
+        if not layer.attends and layer.mixer is None:
+            names = replace(names, attention=None, after_attention=None)
+        if not layer.feeds:
+            names = replace(names, mlp=None, after_mlp=None)
+        return names
 
     @property
     def adds_experts(self) -> bool:

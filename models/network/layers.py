@@ -29,10 +29,8 @@ from msgspec.structs import replace
 from headrace.models.architectures.config import (
     AltUpConfig,
     DecoderConfig,
-    Family,
     IndexerConfig,
     LayerConfig,
-    NormNames,
     RopeConfig,
 )
 from headrace.models.network.feed_forwards import with_experts, with_feed_forward
@@ -167,7 +165,7 @@ def _layer(
     that the layer lacks stay empty.
     """
     family = config.family
-    names = _norm_names(family, layer)
+    names = family.norms_of(layer)
     norms = _Norms(config, parameters, prefix)
     after_attention, after_mlp = config.branch_offsets or (config.norm_weight_offset,) * 2
     weights = LayerWeights(
@@ -209,16 +207,6 @@ def _layer(
     if family.scaled and f"{prefix}.layer_scalar" in parameters:
         weights = replace(weights, scalar=parameters.vector(f"{prefix}.layer_scalar", 1))
     return weights
-
-
-def _norm_names(family: Family, layer: LayerConfig) -> NormNames:
-    """Return the norms that a layer has: none around a half that it lacks."""
-    names = family.norms_of(layer.attends)
-    if not layer.feeds:
-        names = replace(names, mlp=None)
-    if not layer.attends and layer.mixer is None:
-        names = replace(names, attention=None, after_attention=None)
-    return names
 
 
 class _Norms:

@@ -485,12 +485,8 @@ class Vector(Struct, frozen=True):
 def layer_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector]:
     """Return the norms of a layer, and the small tensors of its attention, mixer and experts."""
     width = config.hidden_size
-    names = config.family.norms_of(layer.attends)
-    norms = []
-    if layer.attends or layer.mixer is not None:
-        norms += [names.attention, names.after_attention]
-    if layer.feeds:
-        norms += [names.mlp, names.after_mlp]
+    names = config.family.norms_of(layer)
+    norms = [names.attention, names.after_attention, names.mlp, names.after_mlp]
     if not config.family.norm_weights:
         norms = []
     parts = ("weight", "bias") if config.family.norm_bias else ("weight",)
