@@ -16,7 +16,7 @@ Subclasses replace methods of `Decoder`, so a change of one of these may be one 
     tensor_decoder           _add, _add_experts, _arrays, _fuse, _look_up, all_logits, embed, layers
 
 Dimensions: B sequences, T new tokens, E hidden size, F feed-forward size, H query heads, Hkv key-value heads, D head
-size, V vocabulary.
+size, V vocabulary; L layers, P size of a layer's own input.
 
 Guards: tests/parity/test_numpy_decoder.py and test_mlx_lm_families.py for logits, tests/models/cost/test_costs.py
 for bytes and FLOPs, tests/models/network/test_overrides.py for the table.
@@ -85,8 +85,8 @@ from headrace.runtime.ops.kv_format import KVFormat
 class Decoder:
     """The network (see `runtime.network`) of all architectures in `models.architectures.config`."""
 
-    draft_head: DraftHead | None = None
-    activations = 16
+    draft_head: DraftHead | None = None  # set once the network is made
+    activations = 16  # bits of a prompt's rounded activations, 16 or 8
     _norm_bias: mx.array | None = None  # of the last norm, a LayerNorm
     _ones: mx.array | None = None  # weight of norms that have none
     _positions: Weight | None = None  # table of learned positions
@@ -97,7 +97,7 @@ class Decoder:
         self.config = config
         self._ops = parameters.ops
         self._dtype = parameters.dtype
-        # The largest matrices first: what their conversion takes beside them is freed before the others take memory.
+        # The largest matrices first: the memory of their conversion is free before the others take some.
         self._read_ends(config, parameters)
         self._layers = in_every_loop(config, read_layers(config, parameters))
         self._later_states = later_states(self._layers)
@@ -362,7 +362,7 @@ class Decoder:
 
     def _run_layers(self, x: mx.array, kv: KVPass) -> mx.array:
         """Run the layers on x (B, T, E + L * P), as one node for each group of them if the operations can."""
-        embedded = x
+        embedded = x  # with the inputs of all layers, which nodes and single layers take from here
         residual = Residual(x)
         for layers, node in self._layer_groups:
             if self._is_left_out(layers.start, kv):
@@ -536,6 +536,7 @@ class Decoder:
         eps = self.config.norm_eps
         layer = self._layers[index]
         assert layer.output is not None
+        # All projections of this half have the input norm as their first step.
         qkv = project(ops, residual, layer.input_norm, eps, layer.qkv)  # (B, T, (H + 2 Hkv) * D) or its parts
         if self.config.qkv_bound is not None:
             qkv = [mx.clip(part, -self.config.qkv_bound, self.config.qkv_bound) for part in qkv]

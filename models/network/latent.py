@@ -17,6 +17,7 @@ import mlx.core as mx
 
 from headrace.models.architectures.config import DecoderConfig, LatentConfig, LayerConfig
 from headrace.models.network.parameters import Parameters
+from headrace.models.network.rope import neighbours_apart
 from headrace.models.network.tensors import indexer as indexer_tensors
 from headrace.models.network.tensors import latent as tensors_of
 from headrace.models.network.tensors import latent_heads
@@ -39,7 +40,7 @@ def read_latent(
     # Stored rows in the order of the operations: of a query's head, of all heads, and of an entry.
     turned = mx.arange(latent.rotated)
     if config.family.interleaved:
-        turned = mx.concatenate([mx.arange(0, latent.rotated, 2), mx.arange(1, latent.rotated, 2)])
+        turned = neighbours_apart(latent.rotated)
     head = mx.concatenate([latent.other + turned, mx.arange(latent.other)])
     query = (mx.arange(heads)[:, None] * (latent.rotated + latent.other) + head).flatten()
     entry = mx.concatenate([latent.size + turned, mx.arange(latent.size)])
@@ -80,7 +81,7 @@ def _read_indexer(
     queries, weights, key = indexer_tensors(config, layer)
     dims = mx.arange(sizes.head_dim)
     if sizes.interleaved:
-        dims[: latent.rotated] = mx.concatenate([mx.arange(0, latent.rotated, 2), mx.arange(1, latent.rotated, 2)])
+        dims[: latent.rotated] = neighbours_apart(latent.rotated)
     query = (mx.arange(sizes.heads)[:, None] * sizes.head_dim + dims).flatten()
     norm, norm_bias = (
         parameters.vector(f"{prefix}.self_attn.indexer.k_norm.{part}", sizes.head_dim)[dims]

@@ -38,7 +38,7 @@ from headrace.models.network.latent import read_latent
 from headrace.models.network.layer_inputs import read_input
 from headrace.models.network.mixers import with_mixer
 from headrace.models.network.parameters import Parameters
-from headrace.models.network.rope import make_rope
+from headrace.models.network.rope import make_rope, neighbours_apart
 from headrace.models.network.tensors import (
     RESIDUAL_MIXES,
     altup_layer,
@@ -449,8 +449,7 @@ def head_order(head_dim: int, rope: Rope | None) -> mx.array | None:
     """
     if rope is None:
         return None
-    turned = list(range(0, rope.dims, 2)) + list(range(1, rope.dims, 2))
-    return mx.array(turned + list(range(rope.dims, head_dim)))
+    return mx.concatenate([neighbours_apart(rope.dims), mx.arange(rope.dims, head_dim)])
 
 
 def qkv_order(config: DecoderConfig, rope: Rope | None) -> mx.array | None:

@@ -55,6 +55,14 @@ def make_rope(config: RopeConfig, head_dim: int, context_length: int, *, long: b
     return Rope(dims, mx.array(periods, mx.float32), amplitude)
 
 
+def neighbours_apart(dims: int) -> mx.array:
+    """Return the stored places of `dims` rotated dimensions (dims,): 0, 2, 4 and so on, then 1, 3, 5.
+
+    Stored neighbours turn together; the operations turn dimensions that are half of the rotated part apart.
+    """
+    return mx.concatenate([mx.arange(0, dims, 2), mx.arange(1, dims, 2)])
+
+
 def _scaled(
     kind: str, base: list[float], theta: float, dims: int, context_length: int, scaling: Mapping[str, Any]
 ) -> tuple[list[float], float]:

@@ -72,12 +72,13 @@ def stage_ranges(config: DecoderConfig, split: Split) -> list[range]:
     """Return the layers of each rank, in proportion to the shares."""
     ranges = split.ranges(len(config.layers))
     edges = [layers.start for layers in ranges]
+    # An edge moves back to the first layer that later ones read: its K/V, or its choice of entries.
     for rank, edge in enumerate(edges):
         sources = [layer.source for layer in config.layers[edge:] if layer.source is not None]
         edges[rank] = min([edge, *sources])
         while (indexer := config.layers[edges[rank]].indexer) is not None and indexer.shared:
             edges[rank] -= 1
-    if sorted(set(edges)) != edges:
+    if sorted(set(edges)) != edges:  # an edge has met the one before
         raise UsageError(f"pipeline: the last layers of {config.architecture} share K/V, which leaves a rank without")
     ranges = [range(first, last) for first, last in zip(edges, [*edges[1:], len(config.layers)], strict=True)]
     if not all(any(config.layers[i].appends for i in layers) for layers in ranges):
@@ -95,6 +96,7 @@ class StageDecoder(Decoder):
 
     def follow(self, kv: KVPass) -> list[mx.array]:
         """Run rank 0's pass; return what to evaluate."""
+        # Rows have the hidden state, and the inputs of the layers from here on.
         width = self.config.hidden_size + self.config.input_size * (len(self._stage.whole.layers) - self._first)
         x = self._group.receive((1, sum(row.count for row in kv.rows), width), self.dtype, self._group.rank - 1)
         sent = self._run(x, kv)
@@ -150,6 +152,7 @@ class StageDecoder(Decoder):
         if self._stage.rank == 0:
             super()._read_ends(replace(config, layers=self._stage.whole.layers), parameters)
             return
+        # In place of weights that rank 0 alone has, for `arrays` and `cost`.
         self._table = self._head = Weight(mx.zeros((1, 1), self.dtype))
         self._norm = mx.zeros((1,), self.dtype)
         self._inputs = None

@@ -156,6 +156,7 @@ class TensorPart(Struct, frozen=True):
         """
         if kind == "bias":
             return None if self.rank else array
+        # The bounds in the array's own columns, times `total`.
         first = part.start * array.shape[-1]
         last = part.stop * array.shape[-1]
         if first % total or last % total:
@@ -173,22 +174,18 @@ def tensor_part(config: DecoderConfig, split: Split, rank: int, unit: int) -> Te
     """
     heads = head_ranges(config, split, unit)[rank]
     layers = tuple(_layer(config, layer, split, rank, unit, heads) for layer in config.layers)
-
-    def part_size(size: int) -> int:
-        return len(_in_units(size, split, unit)[rank])
-
     kv_heads = 1  # of latents
     if config.latent is None:
         kv_heads = len(kv_range(heads, config.heads, config.kv_heads))
     inner = config.intermediate_size
     if inner > 1:  # 1: no layer has a dense feed-forward
-        inner = part_size(inner)
+        inner = _part_size(inner, split, rank, unit)
     part = replace(
         config,
         heads=len(heads),
         kv_heads=kv_heads,
         intermediate_size=inner,
-        vocab_size=part_size(config.vocab_size),
+        vocab_size=_part_size(config.vocab_size, split, rank, unit),
         layers=layers,
     )
     return TensorPart(config, part, split, rank, unit, heads)
@@ -206,6 +203,7 @@ def head_ranges(config: DecoderConfig, split: Split, unit: int) -> list[range]:
             kv_heads, _ = config.heads_of(layer)
             counts.add((config.query_heads(layer), kv_heads))
     ranges = _grouped(config.heads, max(kv_heads for _, kv_heads in counts), value, split, unit)
+    # Every layer has to be divisible at these heads: else the functions raise.
     for total, kv_heads in counts:
         for heads in ranges:
             kv_range(query_range(heads, config.heads, total), total, kv_heads)
@@ -221,6 +219,7 @@ def _grouped(total: int, kv_heads: int, dim: int, split: Split, unit: int) -> li
     step = 1  # heads that stay together
     if kv_heads >= len(split.shares):
         step = total // kv_heads
+    # A rank's heads are columns of the projection out of attention, which are quantized in groups.
     while step * dim % unit and total % (step * 2) == 0:
         step *= 2
     if total % step or total // step < len(split.shares):
@@ -255,6 +254,7 @@ def mixer_ranges(mixer: MixerConfig, split: Split, unit: int) -> list[range]:
         return _in_units(sizes.inner, split, unit)
     ranges = _grouped(sizes.heads, sizes.key_heads, sizes.value_dim, split, unit)
     groups = sizes.key_heads
+    # No rank cuts the rows that are stored for each key head, nor the heads that one norm spans.
     apart = mixer.by_key_head or (sizes.kind == "ssm" and mixer.norm_parts == groups > 1)
     if apart and any(part.start * groups % sizes.heads or part.stop * groups % sizes.heads for part in ranges):
         raise UsageError(f"tensor parallel: {len(split.shares)} ranks cannot share {groups} groups of heads", _HINT)
@@ -268,16 +268,14 @@ def _layer(config: DecoderConfig, layer: LayerConfig, split: Split, rank: int, u
     layer: of the whole model.
     heads: query heads of the rank, in layers of the usual size.
     """
-
-    def part_size(size: int) -> int:
-        if not size:
-            return 0
-        return len(_in_units(size, split, unit)[rank])
-
     experts = layer.experts
     mixer = layer.mixer
     if experts is not None:
-        experts = replace(experts, size=part_size(experts.size), shared=part_size(experts.shared))
+        experts = replace(
+            experts,
+            size=_part_size(experts.size, split, rank, unit),
+            shared=_part_size(experts.shared, split, rank, unit),
+        )
     if mixer is not None:
         mixer = _mixer(mixer, mixer_ranges(mixer, split, unit)[rank])
     total = config.query_heads(layer)
@@ -297,7 +295,7 @@ def _layer(config: DecoderConfig, layer: LayerConfig, split: Split, rank: int, u
         mixer=mixer,
         heads=query_heads,
         kv_heads=kv_heads,
-        inner=part_size(layer.inner),
+        inner=_part_size(layer.inner, split, rank, unit),
         indexer=indexer,
     )
 
@@ -327,6 +325,13 @@ def _modules(config: DecoderConfig, layer: LayerConfig) -> dict[str, list[Tensor
         joined = latent_heads(config, config.latent)
         modules[joined.name] = [joined]
     return modules
+
+
+def _part_size(size: int, split: Split, rank: int, unit: int) -> int:
+    """Return a rank's part of `size`; 0 of 0, which stands for none."""
+    if not size:
+        return 0
+    return len(_in_units(size, split, unit)[rank])
 
 
 def _in_units(size: int, split: Split, unit: int) -> list[range]:
