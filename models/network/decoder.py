@@ -212,7 +212,7 @@ class Decoder:
         if self._head is self._table:
             weights["model.embed_tokens"] = self._head
         for index, (layer, stored) in enumerate(zip(self.config.stored, self._stored_layers, strict=True)):
-            for tensor, weight in _with_inputs_of(self.config, layer, stored):
+            for tensor, weight in _weights_by_tensor(self.config, layer, stored):
                 if weight is not None:
                     weights[f"model.layers.{index}.{tensor.product}"] = weight
         return weights
@@ -370,7 +370,7 @@ class Decoder:
                 return residual.x if residual.x.shape[1] == 0 else residual.x[:, :0]
             if node is not None and kv.runs_fused:
                 entered = self._entered(residual, layers.start)
-                x = self._with_inputs(entered.x, embedded, layers)
+                x = self._with_own_inputs(entered.x, embedded, layers)
                 residual = Residual(kv.run_fused(layers, x, node))
                 continue
             for index in range(layers.start, layers.stop):
@@ -437,7 +437,7 @@ class Decoder:
             made += [(part, whole or node(part)) for part in parts]
         return made
 
-    def _with_inputs(self, x: mx.array, embedded: mx.array, layers: slice) -> mx.array:
+    def _with_own_inputs(self, x: mx.array, embedded: mx.array, layers: slice) -> mx.array:
         """Return x (B, T, E), or what `embed` returned, followed by the inputs of these layers."""
         size = self.config.input_size
         width = self.config.hidden_size
@@ -453,7 +453,7 @@ class Decoder:
         width = self.config.hidden_size
         own_input = layer.own_input
         epilogue = Epilogue(self._next_norm(index), layer.scalar)
-        if residual.x.shape[-1] != width:
+        if residual.x.shape[-1] != width:  # the first layer: all layers' own inputs follow the hidden state
             residual = Residual(residual.x[..., :width])
         if own_input is None:
             return self._block(residual, kv, index, epilogue)
@@ -658,7 +658,7 @@ class Decoder:
         return Residual(residual.x, self._ops.layer_norm(residual.x, norm, bias, self.config.norm_eps))
 
 
-def _with_inputs_of(
+def _weights_by_tensor(
     config: DecoderConfig, layer: LayerConfig, weights: LayerWeights
 ) -> Iterator[tuple[Tensor, Weight | None]]:
     """Yield tensors of a layer, each with a weight that has the same input. Heads of latents and routers have none."""

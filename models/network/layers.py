@@ -359,7 +359,7 @@ def _gate(config: DecoderConfig, parameters: Parameters, prefix: str, layer: Lay
 
 
 def _attention(
-    config: DecoderConfig, parameters: Parameters, prefix: str, layer: LayerConfig, rope: Rope | None
+    config: DecoderConfig, parameters: Parameters, at: str, layer: LayerConfig, rope: Rope | None
 ) -> AttentionSpec:
     """Return the attention of a layer. Norms of heads are reordered as the rows of queries and keys (`head_order`)."""
     together = config.family.qk_norm == "heads"
@@ -374,7 +374,7 @@ def _attention(
     def head_norm(name: str, heads: int) -> mx.array:
         """Return the norm of queries or keys: (D,) of each head, or (heads * D,) of all together."""
         size = head_dim * heads if together else head_dim
-        weight = parameters.vector(f"{prefix}.{name}.weight", size, config.norm_weight_offset)
+        weight = parameters.vector(f"{at}.{name}.weight", size, config.norm_weight_offset)
         if turns is not None:
             weight = weight.reshape(-1, head_dim)[:, turns].flatten()
         return weight
@@ -389,13 +389,13 @@ def _attention(
     # Sinks, and an indexer that chooses entries: over latents it is `LatentWeights.indexer`, elsewhere a chooser.
     sinks = None
     if layer.sinks:
-        sinks = parameters.vector(f"{prefix}.sinks", heads)
+        sinks = parameters.vector(f"{at}.sinks", heads)
     chosen = None
     chooser = None
     if layer.indexer is not None:
         chosen = layer.indexer.chosen
         if config.latent is None:
-            chooser = _chooser(config, parameters, prefix, layer.indexer, rope)
+            chooser = _chooser(config, parameters, at, layer.indexer, rope)
 
     return AttentionSpec(
         heads=heads,
@@ -421,11 +421,11 @@ def _attention(
 
 
 def _chooser(
-    config: DecoderConfig, parameters: Parameters, prefix: str, sizes: IndexerConfig, rope: Rope | None
+    config: DecoderConfig, parameters: Parameters, at: str, sizes: IndexerConfig, rope: Rope | None
 ) -> BlockChooser:
     """Return the indexer of an attention without latents; its keys have one head, and no scale is applied to scores."""
     q_norm, k_norm = (
-        parameters.vector(f"{prefix}.index_{part}_norm.weight", sizes.head_dim, config.norm_weight_offset)
+        parameters.vector(f"{at}.index_{part}_norm.weight", sizes.head_dim, config.norm_weight_offset)
         for part in ("q", "k")
     )
     heads = AttentionSpec(
