@@ -135,6 +135,10 @@ def find_source(text: str, store: Store) -> Source:
     stored = _hub_name(source) if isinstance(source, HubId) else source.name
     if store.has(stored):
         return source
+    if isinstance(source, HubId) and source.file is not None and source.revision is None:
+        installed = _installed_file(source.repo, source.file, store)  # by its quantization
+        if installed is not None:
+            return installed
     if isinstance(source, CatalogName) and ":" not in text:
         from headrace.models.registry.catalog import load_catalog, respelled
 

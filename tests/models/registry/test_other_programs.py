@@ -285,7 +285,7 @@ def test_an_open_name_means_a_file_in_the_hubs_cache(home: Path, store: Store) -
     assert find_source("org/tiny-GGUF", store) == HubId("org/tiny-GGUF")
 
 
-def test_a_file_in_the_hubs_cache_is_installed_once_under_all_open_names(
+def test_a_file_in_the_hubs_cache_is_installed_once_under_all_its_names(
     home: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repo = home / "hub" / "models--org--tiny-GGUF"
@@ -295,14 +295,14 @@ def test_a_file_in_the_hubs_cache_is_installed_once_under_all_open_names(
     (repo / "refs" / "main").write_text(snapshot.name)
     write_gguf(snapshot / "tiny-Q8_0.gguf", "llama")
     monkeypatch.setattr(fetch_hub, "_model_info", lambda *_, **__: None)  # offline
-    names = ("org/tiny-GGUF", "org/tiny-GGUF:Q8", "org/tiny-GGUF:Q8_0")
+    names = ("org/tiny-GGUF", "org/tiny-GGUF:Q8", "org/tiny-GGUF:Q8_0", "org/tiny-GGUF/tiny-Q8_0.gguf")
     for first, entry in (
         ("org/tiny-GGUF", "org--tiny-GGUF%2Ftiny-Q8_0.gguf"),
         ("org/tiny-GGUF:Q8_0", "org--tiny-GGUF%3AQ8_0"),
     ):
         resolve(first, store=store)
-        assert [resolve(name, store=store, fetch=False).stored_as for name in names] == [entry] * 3
-        assert [installed_name(name, store) for name in names] == [entry] * 3
+        assert [resolve(name, store=store, fetch=False).stored_as for name in names] == [entry] * len(names)
+        assert [installed_name(name, store) for name in names] == [entry] * len(names)
         store.remove(entry)
     with pytest.raises(ModelNotFoundError, match="not installed"):
         installed_name("org/tiny-GGUF", store)
