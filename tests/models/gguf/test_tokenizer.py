@@ -194,6 +194,15 @@ def test_merges_cannot_build_a_byte_token() -> None:
     assert tokenizer.encode("b<0x41>").tokens == ["b", "<0x4", "1>"]
 
 
+def test_merges_of_parts_with_a_space_are_pairs() -> None:
+    """A text "left right" would be cut at the wrong space."""
+    tokens = ["<unk>", *"q z", "q ", "q z"]
+    kinds = [2, *[1] * (len(tokens) - 1)]
+    source = metadata("sentencepiece", tokens=tokens, token_type=kinds, scores=[0.0] * len(tokens))
+    document, _ = build_tokenizer(source, read_vocabulary(source))
+    assert json.loads(document)["model"]["merges"] == [["q", " "], ["q ", "z"]]
+
+
 def test_merges_cannot_build_a_control_token() -> None:
     stored = VOCABULARIES["byte_level"]
     tokens = [*stored["tokens"], "zq"]
