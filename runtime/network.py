@@ -108,7 +108,7 @@ class Division(Protocol):
         ...
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Return a context around a step or a chunk of a prefill, which wait for the ranks. It cannot be nested."""
+        """Return a context for whatever waits for the ranks, such as a step. A rank that hangs ends the wait."""
         ...
 
     def rank_times(self, parts: StepParts, step_s: float, /) -> tuple[RankTimes, ...]:

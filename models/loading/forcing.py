@@ -44,7 +44,10 @@ class Scores(Protocol):
 
 
 class TeacherForcing:
-    """One network, fed at most `limit` tokens. tick: called between passes; may raise to stop."""
+    """One network, fed at most `limit` tokens. tick: called between passes; may raise to stop.
+
+    The network is on one machine: its passes have no limit on a wait for ranks (`runtime.network.waiting_for_ranks`).
+    """
 
     def __init__(self, network: Network, limit: int, tick: Callable[[], None] = lambda: None) -> None:
         self.network = network

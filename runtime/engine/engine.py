@@ -385,8 +385,7 @@ class Engine:
             with memory_errors(self._cost.weight_bytes), self.first_pass.watched():
                 self._memory.begin_work(num_sequences=1)
                 reserved = min(len(prompt) + OUTPUT_RESERVED, self._budget.limit)
-                with waiting_for_ranks(self.network):  # for their prefixes; `prefill` waits for their passes
-                    cache = self.kv.acquire(prompt, reserved)
+                cache = self.kv.acquire(prompt, reserved)
                 reused = cache.committed
                 prefill_prompt(self.network, self.kv, cache, prompt, self._chunk_budget.alone, stop)
                 prefetched = PrefetchedPrompt(cache.committed, cache.committed_bytes, cache.allocated_bytes, reused)
@@ -405,7 +404,8 @@ class Engine:
         """Free memory at the end of work."""
         self._in_flight = None
         if self._memory.is_working:
-            self._memory.end_work()
+            with waiting_for_ranks(self.network):  # for the batch that was built ahead, if any
+                self._memory.end_work()
             self._drafting.save_costs()
 
     def _abandon_work(self) -> None:

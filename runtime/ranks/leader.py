@@ -219,7 +219,9 @@ class LeaderNetwork:
         """Return the network's backend, whose calls the followers repeat."""
         self._leader.log("backend", options.limit, options.max_running, options.keep_prefix)
         backend = self._network.kv_backend(options)
-        marks = any([*(answer["marks"] for answer in self._leader.ask()), backend.acquire(()).needs_marks])
+        with self.waiting():
+            answers = self._leader.ask()
+        marks = any([*(answer["marks"] for answer in answers), backend.acquire(()).needs_marks])
         parts = self._leader.size if self.takes_turns else 1
         return LeaderBackend(backend, self._leader, marks, parts)
 
@@ -268,7 +270,9 @@ class LeaderBackend:
             inner = self._backend.acquire(prompt[:end], entries)
             inner.needs_marks = self._marks
             made = LeaderCache(inner, self._made, self._leader, list(prompt))
-            lengths = {inner.committed, *(answer["found"] for answer in self._leader.ask())}
+            with self._leader.limit.waiting():
+                answers = self._leader.ask()
+            lengths = {inner.committed, *(answer["found"] for answer in answers)}
             if len(lengths) == 1:
                 return cast(KVCache, made)  # it has what it lacks from `inner`
             made.close()  # on the followers, too
@@ -316,7 +320,7 @@ class LeaderBackend:
             return
         # Followers have handed the newest pass to their devices. Its collectives wait for this rank's part, which may
         # have failed.
-        with suppress(RuntimeError):
+        with suppress(RuntimeError), self._leader.limit.waiting():
             if isinstance(pending, mx.array):
                 mx.eval(pending)
             else:

@@ -4,7 +4,8 @@ It ends the wait for a rank that hangs, which still sends heartbeats. The limit 
 the slowest pass of decoding, or of as many prompt tokens.
 
 `Leader` watches it in a thread, and ends all ranks beyond it. So it must never be too short for a healthy rank: LEAST_S
-and FIRST_S leave room for a busy machine. `Engine.step` and `prefill` wait for the ranks within `waiting`.
+and FIRST_S leave room for a busy machine. Whatever waits for the ranks does so within `waiting`: `Engine.step`, the
+chunks of `prefill`, the freeing of memory after work, and the calls of `LeaderBackend` that the followers answer.
 
 Guard: tests/runtime/ranks/test_pass_limit.py.
 """
@@ -32,7 +33,8 @@ class PassLimit:
         # The engine's thread writes these, and `exceeded` reads them on another, each in one operation under the
         # interpreter lock.
         self._since: float | None = None  # None: rank 0 waits for no pass
-        self._prompts = deque([0, 0], maxlen=2)  # tokens of the pass in flight and of the next, which is built ahead
+        # Prompt tokens of the pass in flight and of the next, which is built ahead; fewer before the first two passes.
+        self._prompts: deque[int] = deque(maxlen=2)
         self._slowest: dict[Phase, float] = {}  # seconds of a decoding pass; of "prefill": of one prompt token
 
     def watch(self, over: threading.Event, lose: Callable[[str], None]) -> None:
@@ -52,7 +54,11 @@ class PassLimit:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Wait for a pass within this block."""
+        """Wait for a pass within this block. It may be nested: the outermost block has the limit."""
+        if self._since is not None:
+            yield
+            return
+        was_made = bool(self._prompts)  # a pass before this block, so the block waits for one
         since = self._clock()
         self._since = since
         try:
@@ -60,7 +66,10 @@ class PassLimit:
         finally:
             self._since = None
         # A pass that raises is not measured: its time says nothing of later ones.
-        prompt = max(self._prompts)
+        prompt = max(self._prompts, default=0)
+        # A block that only starts the first pass of decoding is short, and says nothing of the passes after it.
+        if not prompt and not was_made:
+            return
         phase = _phase(prompt)
         seconds = (self._clock() - since) / (prompt or 1)
         self._slowest[phase] = max(seconds, self._slowest.get(phase, 0.0))
@@ -70,7 +79,7 @@ class PassLimit:
         since = self._since  # once: the engine's thread may set it to None after the check
         if since is None:
             return None
-        prompt = max(self._prompts)
+        prompt = max(self._prompts, default=0)
         limit = FIRST_S
         slowest = self._slowest.get(_phase(prompt))
         if slowest is not None:

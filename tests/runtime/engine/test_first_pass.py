@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from headrace.models.network.decoder import Decoder
@@ -104,24 +105,38 @@ class Ranks:
 
     def __init__(self) -> None:
         self.num_waits = 0
-        self.is_waiting = False
+        self.depth = 0
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        assert not self.is_waiting
         self.num_waits += 1
-        self.is_waiting = True
+        self.depth += 1
         yield
-        self.is_waiting = False
+        self.depth -= 1
 
 
 def test_every_chunk_of_a_prefetch_waits_for_the_ranks(network: Decoder) -> None:
     ranks = Ranks()
-    waits: list[tuple[bool, int]] = []
-    watched: Any = WatchedNetwork(network, on_pass=lambda _: waits.append((ranks.is_waiting, ranks.num_waits)))
+    waits: list[tuple[int, int]] = []
+    watched: Any = WatchedNetwork(network, on_pass=lambda _: waits.append((ranks.depth, ranks.num_waits)))
     watched.division = ranks
     engine = Engine(watched, context_limit=128, keep_prefix=True)
     engine.prefetch([1 + i % 90 for i in range(100)], stop=lambda: False)
-    assert waits[:2] == [(True, 2), (True, 3)]  # the first wait is for the ranks' prefixes
-    assert all(is_waiting for is_waiting, _ in waits)
-    assert not ranks.is_waiting
+    assert waits[:2] == [(1, 1), (1, 2)]
+    assert all(depth == 1 for depth, _ in waits)
+    assert not ranks.depth
+
+
+def test_the_end_of_a_closed_answer_waits_for_the_ranks(network: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks()
+    watched: Any = WatchedNetwork(network)
+    watched.division = ranks
+    depths: list[int] = []
+    synchronize = mx.synchronize
+    monkeypatch.setattr(mx, "synchronize", lambda: (depths.append(ranks.depth), synchronize()))
+    generation = Engine(watched, context_limit=64).generate(Request(PROMPT, max_tokens=8))
+    while not isinstance(next(generation), Step):
+        pass
+    generation.close()  # the step that was built ahead is still computed, on all ranks
+    assert depths == [1]
+    assert not ranks.depth

@@ -60,3 +60,25 @@ def test_a_pass_with_prompt_tokens_has_the_prompts_limit() -> None:
         passes.run(tokens, seconds)
     passes.limit.made([PassRow(CACHE, 100, "prefill", True, 1)])  # built ahead
     assert passes.run(1, 70) is None
+
+
+def test_blocks_before_the_first_decode_pass_do_not_shorten_its_limit() -> None:
+    passes = Passes()
+    with passes.limit.waiting():  # a new K/V backend, a prefix of the next prompt, or a request that was cancelled
+        passes.now += 0.001
+    with passes.limit.waiting():  # a prompt of one token: the step starts its pass, and waits for none
+        passes.limit.made([PassRow(CACHE, 1, "decode", True, 1)])
+        passes.now += 0.001
+    assert passes.run(1, FIRST_S - 1) is None
+    assert passes.run(1, LEAST_S + 1) is None  # eight times that
+
+
+def test_waits_may_be_nested() -> None:
+    passes = Passes()
+    with passes.limit.waiting():
+        with passes.limit.waiting():
+            passes.now += FIRST_S
+        assert passes.limit.exceeded() is None
+        passes.now += 1
+        assert passes.limit.exceeded() == FIRST_S
+    assert passes.limit.exceeded() is None
