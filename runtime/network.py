@@ -108,7 +108,7 @@ class Division(Protocol):
         ...
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Return a context for whatever waits for the ranks, such as a step. A rank that hangs ends the wait."""
+        """Return a context for a wait for the ranks, such as a step. A rank that hangs ends all ranks."""
         ...
 
     def rank_times(self, parts: StepParts, step_s: float, /) -> tuple[RankTimes, ...]:

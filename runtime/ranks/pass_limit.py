@@ -4,8 +4,8 @@ It ends the wait for a rank that hangs, which still sends heartbeats. The limit 
 the slowest pass of decoding, or of as many prompt tokens.
 
 `Leader` watches it in a thread, and ends all ranks beyond it. So it must never be too short for a healthy rank: LEAST_S
-and FIRST_S leave room for a busy machine. Whatever waits for the ranks does so within `waiting`: `Engine.step`, the
-chunks of `prefill`, the freeing of memory after work, and the calls of `LeaderBackend` that the followers answer.
+and FIRST_S leave room for a busy machine. All waits for the ranks are within `waiting`: `Engine.step`, the chunks of
+`prefill`, the freeing of memory after work, and the calls of `LeaderBackend` that the followers answer.
 
 Guard: tests/runtime/ranks/test_pass_limit.py.
 """
