@@ -20,7 +20,7 @@ has draft tokens.
 Rows: a row of the layers' output is a token fed; a row of logits is a token that chooses the next one; a `PassRow` is
 all tokens of one sequence in a pass.
 
-`Engine._advance` calls `start`; draft networks and benchmarks call `decode_step` on a pass of one `PassRow`.
+`Engine._run` calls `start`; draft networks and benchmarks call `decode_step` on a pass of one `PassRow`.
 tests/runtime/engine/test_step_loop.py and tests/runtime/speculation/ guard these rules.
 """
 

@@ -1,20 +1,20 @@
 """The engine: many requests in, events out, on the thread that loaded the network.
 
-A step schedules chunks, builds the next batch while the device computes the one before, commits that one's tokens, and
-delivers events. A sequence's output does not depend on other sequences.
+`Engine.step` is the heart: it schedules chunks, runs the next batch while the device computes the one before, commits
+that one's tokens, and delivers events. A sequence's output does not depend on other sequences.
 
 MLX streams and compiled functions belong to a thread, so an engine is used from one thread for life; only a request's
 `CancelFlag` may be set from another. After any end the next request may come, and K/V are freed unless `keep_prefix`
 keeps them for the next prompt.
 
 Its user is the `Answerer` (`app/answer/answerer.py`), which adds text; benchmarks and `verify` call it directly.
-ARCHITECTURE.md quotes `step`, `_advance` and `_commit`, and tests/test_readme.py compares. Guards of a change here:
+ARCHITECTURE.md quotes `step` and what it calls, and tests/test_readme.py compares. Guards of a change here:
 tests/runtime/engine/test_step_loop.py (order of tokens and entries) and test_identity.py (the same bits in any batch).
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 
 import mlx.core as mx
@@ -30,7 +30,7 @@ from headrace.runtime.engine.in_flight import InFlightBatch
 from headrace.runtime.engine.kv_budget import KVBudget
 from headrace.runtime.engine.prefill import ChunkBudget, prefill_prompt
 from headrace.runtime.engine.request import Event, Request, SequenceFailed
-from headrace.runtime.engine.scheduler import Scheduler
+from headrace.runtime.engine.scheduler import ScheduledChunk, Scheduler
 from headrace.runtime.engine.sequence import Delivery, Sequence
 from headrace.runtime.engine.step_timer import BatchClock, StepTimer
 from headrace.runtime.engine.timeline import Timeline
@@ -258,22 +258,54 @@ class Engine:
     def step(self) -> list[Delivery]:
         """Run one step of all sequences: schedule, run, commit, deliver. May have nothing to deliver yet.
 
+        The device computes one batch while the host schedules and builds the next; then the tokens of the first are
+        read. They are read before the schedule if they decide it.
+
         After an error (see `generate`) every sequence is lost, and the engine ready for others.
         """
-        events: list[Delivery] = []
+        with self._guarded():
+            # Sequences that have ended give their memory to others
+            self.ending.release(self._drafting.recent)
+            events = self._end_due()
+            if not self._scheduler:
+                if not self.ending:  # events of ends are delivered before memory is freed
+                    self._stop_work()
+                return events
+
+            # Schedule
+            events += self._admit()
+            unread = self._in_flight  # the device computes it now
+            self._in_flight = None
+            decides = unread is not None and unread.decides
+            if decides:
+                events += self._commit(unread)
+                unread = None
+            chunks = self._schedule()
+
+            # Run: the device gets the batch before the tokens of the one before are read
+            batch = self._run(chunks, unread, follows_read=decides)
+
+            # Commit the batch before; one of prompts only is committed at once, since none is built ahead of its end
+            events += self._commit(unread)
+            if batch is not None:
+                batch.select()  # constrained tokens: their masks are known now
+                if batch.chooses:
+                    self._in_flight = batch
+                else:
+                    events += self._commit(batch)
+
+            # Deliver
+            return events
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Limit a step's wait for ranks, report a slow first pass, and drop all sequences at an error."""
         try:
             with memory_errors(self._cost.weight_bytes), waiting_for_ranks(self.network), self.first_pass.watched():
-                self.ending.release(self._drafting.recent)
-                events += self._end_due()
-                if self._scheduler:
-                    events += self._admit()
-                    events += self._advance()
-                elif not self.ending:  # events of ends are delivered before memory is freed
-                    self._stop_work()
+                yield
         except BaseException:  # Ctrl-C, too: a step that was half made cannot be continued
             self.close()
             raise
-        return events
 
     def _end_due(self) -> list[Delivery]:
         """End sequences that are cancelled, stopped or complete."""
@@ -318,46 +350,32 @@ class Engine:
                 events.append((sequence, sequence.progress()))
         return events
 
-    def _advance(self) -> list[Delivery]:
-        """Schedule and start the next batch while the device computes the one before, and commit that one.
-
-        The order is another where the tokens of the batch before decide the schedule: then it is committed first.
-        """
-        unread = self._in_flight  # the device computes it now
-        self._in_flight = None
-        events: list[Delivery] = []
-        decides = unread is not None and unread.decides
-        if decides:
-            events += self._commit(unread)
-            unread = None
-
-        # Schedule: a row of each decoding sequence, chunks of prompts, draft tokens where they pay.
+    def _schedule(self) -> list[ScheduledChunk]:
+        """Return the chunks of the next batch: rows that decode, parts of prompts, draft tokens where they pay."""
         chunks = self._drafting.add(self._scheduler.plan(), self._scheduler.extend)
         for chunk in chunks:
             if chunk.chooses:
                 chunk.sequence.force_next()
         self.kv.evict()
+        return chunks
 
-        # Run: the device gets the batch before the tokens of the one before are read.
-        batch = None
-        if chunks:
-            batch = start(self.network, self.kv, chunks, unread)
-        if decides and batch is not None:
+    def _run(
+        self, chunks: list[ScheduledChunk], unread: InFlightBatch | None, *, follows_read: bool
+    ) -> InFlightBatch | None:
+        """Build the batch of the chunks, and hand it to the device without waiting; return None without chunks.
+
+        unread: the batch that the device computes, and that chooses the first tokens of this one.
+        follows_read: the batch before was read in this step, to decide the schedule.
+        """
+        if not chunks:
+            return None
+        batch = start(self.network, self.kv, chunks, unread)
+        if follows_read:
             # The device was idle since the last read: draft networks ran first, then the host built this batch. All
             # of that is the step's time, but only what came after drafting is the pass's.
             batch.drafting_s = self._drafting.spent_s
             batch.started = self._clock.read_at + self._drafting.spent_s
-
-        # Commit the batch before, and return its events.
-        events += self._commit(unread)
-        self._in_flight = batch
-        if batch is None:
-            return events
-        batch.select()  # constrained tokens: their masks are known now
-        if not batch.chooses:  # prompts only: no batch is built ahead of its end
-            self._in_flight = None
-            events += self._commit(batch)
-        return events
+        return batch
 
     def _commit(self, in_flight: InFlightBatch | None) -> list[Delivery]:
         """Wait for a batch, commit it, and return its events; none without a batch."""
@@ -392,7 +410,7 @@ class Engine:
                 self.kv.release(cache, prompt)
                 self._stop_work()
                 return prefetched
-        except BaseException:  # Ctrl-C, too, as in `step`
+        except BaseException:  # Ctrl-C, too, as in `_guarded`
             self._abandon_work()
             raise
 

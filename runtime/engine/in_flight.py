@@ -9,7 +9,7 @@ A batch is selected as soon as it is built, unless a token's mask depends on the
 those are committed. Selected tokens are queued at once, unless ranks take turns: then a pass's tokens are queued when
 its sequences' next pass is built, so that the device does not wait for them before the passes that follow.
 
-`decode.start` builds and `Engine._advance` selects and reads; `commit_batch` takes the tokens that were read. Nothing
+`decode.start` builds, `Engine.step` selects and reads; `commit_batch` takes the tokens that were read. Nothing
 here waits for the device but `read`.
 
 Guards: tests/runtime/engine/test_step_loop.py and tests/models/network/test_mtp.py.
