@@ -33,17 +33,19 @@ def layer_matrices(config: DecoderConfig, size_of: SizeOf, *, alike: bool = Fals
     earlier = len(config.layers) - len(config.stored)  # layers of all loops before the last
 
     # Layers with equal matrices: their configuration, their place before (-1), at or after (1) the last that appends,
-    # and their number, if sizes depend on it.
-    groups = Counter[tuple[LayerConfig, int, int]]()
+    # and the bytes of each matrix.
+    groups = Counter[tuple[LayerConfig, int, tuple[int, ...]]]()
+    sizes_of: dict[LayerConfig, tuple[int, ...]] = {}  # of the newest layer with this configuration
     for index, layer in enumerate(config.stored):
+        if not alike or layer not in sizes_of:
+            tensors = tables[layer]
+            sizes_of[layer] = tuple(_size_of(tensor, f"model.layers.{index}", tensors, size_of) for tensor in tensors)
         number = earlier + index
-        groups[layer, (number > last) - (number < last), 0 if alike else index] += 1
+        groups[layer, (number > last) - (number < last), sizes_of[layer]] += 1
 
     # Count equal matrices. A prefill needs no more than the K/V of the last layer that appends, and none after it.
-    for (layer, place, index), equal in groups.items():
-        tensors = tables[layer]
-        for tensor in tensors:
-            size = _size_of(tensor, f"model.layers.{index}", tensors, size_of)
+    for (layer, place, sizes), equal in groups.items():
+        for tensor, size in zip(tables[layer], sizes, strict=True):
             is_late = place > 0 or (place == 0 and not tensor.before_append)
             matrix = _matrix(tensor, size, reads=config.loops)
             layers[matrix] += equal
