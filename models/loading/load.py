@@ -25,7 +25,6 @@ from headrace.models.checkpoint.text_part import text_part
 from headrace.models.checkpoint.validation import convert_read_errors, report_store_damage
 from headrace.models.cost.costs import loaded_weight_bytes, shape_to_run, working_memory
 from headrace.models.cost.step_shape import StepShape
-from headrace.models.loading.activation_choice import choose_activations
 from headrace.models.loading.decoder_choice import NetworkKind, context_length, own_decoder
 from headrace.models.loading.recommended import generation_defaults, recommended_sampling
 from headrace.models.loading.sized import Sized
@@ -164,6 +163,8 @@ def load_model(
     elif rank is not None:
         note = "activations stay in 16 bits: several machines share the model"
     else:
+        from headrace.models.loading.activation_choice import choose_activations  # late: used by "auto" alone
+
         with memory_errors(fitted.sized.weights):
             network, note = choose_activations(network, tokenizer, checkpoint, longest, progress)
 

@@ -16,7 +16,6 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from threading import Event, current_thread, main_thread
 from typing import IO, TYPE_CHECKING
 from weakref import WeakSet, finalize
@@ -52,6 +51,7 @@ class Worker:
     def __init__(self, module: str) -> None:
         """Start the process, without waiting for it. Raises OSError if that is impossible."""
         import subprocess  # late: the process imports this module, too, and starts none
+        from pathlib import Path
 
         _stay_at_the_end()
         package = sys.modules["headrace"].__file__  # imported: this module is a part of it
