@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parity.modules import DIFFERENT, PAGE, compare, listed, recorded
+from tests.parity.modules import DIFFERENT, OWN, PAGE, ROUNDED, compare, listed, recorded
 from tests.support.every_module import LEFT_OUT, names
 
 pytestmark = pytest.mark.peer
@@ -23,5 +23,9 @@ def test_results_of_modules_are_read_back_from_a_page() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", names())
-def test_no_mlx_lm_module_gives_different_turns(tmp_path: Path, name: str) -> None:
-    assert compare(name, tmp_path) != DIFFERENT
+def test_turns_of_a_module_agree_as_the_page_says(tmp_path: Path, name: str) -> None:
+    result = compare(name, tmp_path)
+    listed_result = recorded(PAGE.read_text(encoding="utf-8"))[name]
+    assert result != DIFFERENT
+    # Instruction sets round differently: near-ties of routers and indexers turn on one and not on another.
+    assert result == listed_result or {result, listed_result} == {OWN, ROUNDED}

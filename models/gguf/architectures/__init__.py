@@ -26,6 +26,8 @@ ARCHITECTURES: dict[str, GGUFArchitecture] = {name: row for file in _FILES for n
 # Reasons why a known architecture has no row
 _BEST_SCORES = "its tokenizer chooses the tokens with the best sum of scores, which no tokenizer here does"
 _MISSING = {
+    "bitnet": "its file does not state its activation, which is SiLU or squared ReLU",
+    "plamo": "its heads have another order than in the class that runs its safetensors",
     **dict.fromkeys(("plamo2", "plamo3"), _BEST_SCORES),
     "deepseek4": "its compressed attention and hyper-connections have no row here; its safetensors run",
     "talkie": "its file states the factors of heads in another form than the class that runs its safetensors",

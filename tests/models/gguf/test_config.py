@@ -205,7 +205,10 @@ def test_llama_3_parameters_are_recovered_from_the_factors(factor: float, high: 
     ("changes", "message"),
     [
         ({"arch": "klingon"}, "architecture 'klingon' is not supported$"),
+        ({"arch": "bitnet"}, "architecture 'bitnet' is not supported: its file does not state its activation"),
+        ({"arch": "plamo"}, "architecture 'plamo' is not supported: its heads have another order"),
         ({"arch": "plamo3"}, "architecture 'plamo3' is not supported: its tokenizer chooses"),
+        ({"arch": "deepseek4"}, "architecture 'deepseek4' is not supported: its compressed attention"),
         ({"arch": "talkie"}, "architecture 'talkie' is not supported: its file states"),
         ({"arch": "qwen2", "expert_count": 8}, "expert_count = 8 is not supported"),
         ({"arch": "qwen3moe"}, "lacks qwen3moe.expert_count"),
