@@ -41,7 +41,7 @@ def choose_files(
     names: of all files there.
     repo: its id, for errors.
     file: the one GGUF to download, or the folder of the model.
-    quantization: that of the GGUF to download, in capitals, or the beginning of its name.
+    quantization: that of the GGUF to download, in capitals, or the beginning of its name; beside a folder, of one in it.
 
     Raises ModelNotFoundError, CheckpointError or UnsupportedModelError.
     """
@@ -51,7 +51,7 @@ def choose_files(
     if file is not None:
         below = [name.removeprefix(f"{file}/") for name in names if name.startswith(f"{file}/")]
         if below:
-            return [f"{file}/{name}" for name in choose_files(below, f"{repo}/{file}")]
+            return [f"{file}/{name}" for name in choose_files(below, f"{repo}/{file}", quantization=quantization)]
         if file not in names:
             raise ModelNotFoundError(f"{repo} has no file or folder {file!a}", _offered(names))
         if not is_gguf(file):

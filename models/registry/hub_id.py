@@ -32,7 +32,7 @@ class HubId(Struct, frozen=True):
 
     repo: "org/name", or an old "name".
     file: the .gguf file to use, or the folder of the model.
-    quantization: that of the .gguf file, in capitals.
+    quantization: that of the .gguf file, in capitals; beside a folder, of the file in it.
     """
 
     repo: str
@@ -41,28 +41,29 @@ class HubId(Struct, frozen=True):
     quantization: str | None = None
 
     def __str__(self) -> str:
+        text = self.repo
         if self.file:
-            part = f"/{self.file}"
-        elif self.quantization:
-            part = f":{self.quantization}"
-        else:
-            part = ""
+            text += f"/{self.file}"
+        if self.quantization:
+            text += f":{self.quantization}"
         if self.revision:
-            part += f"@{self.revision}"
-        return f"{self.repo}{part}"
+            text += f"@{self.revision}"
+        return text
 
 
 def parse_hub_id(text: str) -> HubId:
-    """Parse org/name, org/name:QUANTIZATION or org/name/FILE.gguf or FOLDER, with @REVISION or without."""
+    """Parse org/name or org/name/FOLDER, with :QUANTIZATION or without, or org/name/FILE.gguf; any with @REVISION."""
     repository, at, revision = text.partition("@")
     repository, colon, quantization = repository.partition(":")
     org, _, rest = repository.partition("/")
     name, slash, file = rest.partition("/")
-    if slash and not file.lower().endswith(".gguf") and Path(org).is_dir():
+    is_gguf = file.lower().endswith(".gguf")
+    if slash and not is_gguf and Path(org).is_dir():
         raise ModelNotFoundError(f"no such file or directory: {shorten(text)}")
     malformed = (
         any(not _is_repo_part(part) for part in (org, name))
-        or (slash and (not _is_file_name(file) or colon))
+        or (slash and not _is_file_name(file))
+        or (is_gguf and colon)
         or (colon and _QUANTIZATION.fullmatch(quantization) is None)
         or (at and not _is_revision(revision))
     )

@@ -271,12 +271,9 @@ def _name_of(source: Source) -> str | None:
 
 def _hub_name(hub: HubId) -> str:
     """Return the name in the store of a hub id: org--name, org--name%3AQ4_K_M@revision."""
+    file = f"/{hub.file}" if hub.file else ""
     if hub.quantization:
-        file = f":{hub.quantization}"
-    elif hub.file:
-        file = f"/{hub.file}"
-    else:
-        file = ""
+        file += f":{hub.quantization}"
     at = f"@{quote(hub.revision, safe='')}" if hub.revision else ""
     return hub.repo.replace("/", "--") + quote(file, safe="") + at
 

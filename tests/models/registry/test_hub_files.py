@@ -76,6 +76,7 @@ def test_files_of_a_requested_folder_are_chosen() -> None:
     names = [*parts, *plain, "m-Q4_K_M.gguf", "README.md"]
     assert choose_files(names, REPO, "BF16") == parts
     assert choose_files(names, REPO, "4bit") == plain
+    assert choose_files(["a/m-Q8_0.gguf", "a/m-Q4_0.gguf", "m-Q8_0.gguf"], REPO, "a", "Q8_0") == ["a/m-Q8_0.gguf"]
     with pytest.raises(HeadraceError, match="8bit"):
         choose_files(names, REPO, "8bit")
 

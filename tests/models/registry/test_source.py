@@ -58,6 +58,7 @@ def test_hub_ids_have_a_repository_and_a_revision(text: str, repo: str, revision
         ("hf.co/org/name:latest", HubId("org/name")),
         ("org/name:Q4", HubId("org/name", quantization="Q4")),
         ("org/name/BF16", HubId("org/name", file="BF16")),
+        ("org/name/gguf:q4@main", HubId("org/name", "main", "gguf", "Q4")),
         ("org/name/UD-Q4_K_XL@main", HubId("org/name", "main", "UD-Q4_K_XL")),
         ("https://huggingface.co/org/name/tree/v1.0", HubId("org/name", "v1.0")),
         ("https://huggingface.co/org/name/tree/refs%2Fpr%2F1", HubId("org/name", "refs/pr/1")),
