@@ -41,7 +41,7 @@ def choose_files(
     names: of all files there.
     repo: its id, for errors.
     file: the one GGUF to download, or the folder of the model.
-    quantization: that of the GGUF to download, in capitals, or the beginning of its name; beside a folder, of one in it.
+    quantization: that of the GGUF to download, in capitals, or the beginning of its name; with `file`, of one there.
 
     Raises ModelNotFoundError, CheckpointError or UnsupportedModelError.
     """
