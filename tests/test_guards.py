@@ -112,7 +112,9 @@ def test_nearest_of_several_files_take_turns(imports: Imports) -> None:
     assert set(tests) == {*first[:2], *second[:2]}
 
 
-def test_command(imports: Imports, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_nearest_guards(
+    imports: Imports, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("tests.guards.Imports", lambda: imports)
     files = ["app/chat/turn.py", "runtime/native/core/linear.cpp"]
     assert main([str(ROOT / file) for file in files] + ["--count", "1"]) == 0
@@ -121,7 +123,7 @@ def test_command(imports: Imports, monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 @pytest.mark.parametrize("file", ["app/chat/absent.py", "README.md", "/etc/passwd"])
-def test_other_files_are_refused(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_are_no_module_are_refused(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main([file])
     assert stopped.value.code == 2

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.models.gguf.build import write_gguf
+from tests.support.gguf_models import write_gguf
 from tests.support.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parent.parent

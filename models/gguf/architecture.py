@@ -4,7 +4,8 @@ Facts of the files are those of llama.cpp's converter; modules and entries are t
 transformers' where mlx-lm reads its names.
 
 Rows stand in `gguf.architectures`. `config` makes the config of a row, `names` the targets of its tensors. A new row
-needs a variant in `tests/models/gguf/build_layered.py`, and llama.cpp's answers (CONTRIBUTING.md, "GGUF architecture").
+needs a variant in `tests/support/gguf_layered_models.py`, and llama.cpp's answers (CONTRIBUTING.md, "GGUF
+architecture").
 """
 
 from collections.abc import Callable, Mapping

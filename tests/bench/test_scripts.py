@@ -12,7 +12,7 @@ from headrace.models.registry.catalog import load_catalog
 from headrace.runtime import ops
 from headrace.runtime.ops import native
 from tests.bench import graph_counts, kv_rounding, to_q4_0
-from tests.models.gguf.build_layered import write_layered
+from tests.support.gguf_layered_models import write_layered
 from tests.support.tiny_chat import write_chat_model
 
 HERE = Path(__file__).parent

@@ -15,7 +15,7 @@ from headrace.app.chat.candidates import Candidates
 from headrace.app.chat.conversation import Conversation
 from headrace.app.sessions.records import Message
 from headrace.app.sessions.store import SessionStore
-from tests.app.scripted_engine import Script, ScriptedEngine
+from tests.support.scripted_engine import Script, ScriptedEngine
 
 MOST = 40  # pieces of a generation
 WORDS = ("water ", "wheel ", "über ", "字", "🙂 ", "`code`\n", "<think>\n", "mill ")

@@ -115,7 +115,7 @@ def alike(a: np.ndarray, b: np.ndarray | None) -> bool:
 
 
 @pytest.mark.sampled
-def test_a_missing_key_has_its_default(model: Fuzzed) -> None:
+def test_a_missing_config_key_has_its_default(model: Fuzzed) -> None:
     for path in model.keys():  # noqa: SIM118
         config = model.changed(path)
         got = model.logits(config)
@@ -124,7 +124,7 @@ def test_a_missing_key_has_its_default(model: Fuzzed) -> None:
 
 
 @pytest.mark.sampled
-def test_a_value_of_another_type_is_no_other_value(model: Fuzzed) -> None:
+def test_a_config_value_of_a_wrong_type_never_changes_logits_silently(model: Fuzzed) -> None:
     for path in model.keys():  # noqa: SIM118
         value = model.value(path)
         for other in _mistyped(value):

@@ -28,8 +28,8 @@ from headrace.models.registry.resolve import resolve
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from tests.fuzz.mutate import changed
-from tests.models.gguf.build import VARIANTS, write_gguf
-from tests.models.gguf.build_layered import LAYERED, write_layered
+from tests.support.gguf_layered_models import LAYERED, write_layered
+from tests.support.gguf_models import VARIANTS, write_gguf
 
 SMALL: dict[str, Any] = {
     "hidden": 32, "inner": 32, "heads": 2, "kv_heads": 1, "layers": 1, "head_dim": 16, "vocabulary": "minimal"
@@ -150,7 +150,7 @@ BROKEN: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
 }
 
 
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_in_place_of_a_gguf_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "pipe.gguf"
     os.mkfifo(file)
     with pytest.raises(CheckpointError, match="not a regular file"):
@@ -229,7 +229,7 @@ MUTATIONS = st.one_of(
 )
 
 
-def test_the_file_to_be_mutated_is_sound() -> None:
+def test_the_gguf_to_be_mutated_converts() -> None:
     with scratch(WHOLE) as (path, target):
         convert_gguf(path, target)
 

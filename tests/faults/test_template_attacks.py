@@ -235,7 +235,7 @@ def test_the_error_names_the_limit(source: str, reason: str) -> None:
         render_template(source, {}, SMALL)
 
 
-def test_one_operation_ends_at_its_limit() -> None:
+def test_a_single_endless_operation_of_a_template_is_ended() -> None:
     """The processor time of the process, with its start, is close to the limit; the operation would take hours."""
     template_process._process.end()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -253,7 +253,7 @@ def test_an_underscored_field_of_an_object_is_an_entry() -> None:
         render_template(source + "{{ m.__class__ }}", {"messages": USER}, SMALL)
 
 
-def test_a_value_within_itself_ends_no_program() -> None:
+def test_a_list_that_contains_itself_is_rendered() -> None:
     source = "{% set l = [] %}{% set _ = l.append([l]) %}{{ l }}"
     assert render_template(source, {}, SMALL) == "[[[...]]]"
 

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from headrace.models.registry.store import Store
-from tests.app.hosts.killed import kill_ranks
 from tests.faults.test_kills import kill_engines
 from tests.faults.test_ui_kills import kill_chats
 from tests.faults.trace import trace_engines
@@ -27,6 +26,7 @@ from tests.faults.writer_kills import kill_writers
 from tests.fuzz.forked import ForkedChat, run
 from tests.support.checkpoints import shard, tensor
 from tests.support.hub_server import HubServer
+from tests.support.killed_hosts import kill_ranks
 from tests.support.tiny_chat import IM_END, write_chat_model
 
 LINES = 40  # of a batch

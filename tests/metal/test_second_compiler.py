@@ -34,7 +34,7 @@ def test_sources_compile(tmp_path: Path) -> None:
         ("double wide = x[0]; y[0] = half(wide);", "double"),
     ],
 )
-def test_faults_do_not_compile(fault: str, error: str, tmp_path: Path) -> None:
+def test_wrong_metal_sources_do_not_compile(fault: str, error: str, tmp_path: Path) -> None:
     kernel = f"__kernel void wrong(const device half* x, device half* y) {{ {fault} }}\n"
     assert error in _errors(tmp_path, kernel)
 

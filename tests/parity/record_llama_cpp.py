@@ -1,4 +1,4 @@
-"""Record llama.cpp's answers on the tiny GGUF files of `tests/models/gguf/build.py`, so that the suite can hold the
+"""Record llama.cpp's answers on the tiny GGUF files of `tests/support/gguf_models.py`, so that the suite can hold the
 converter to them where llama.cpp is not installed.
 
     python -m tests.parity.record_llama_cpp [DEFAULT_MODEL.gguf | layered | adapters | only NAME...]
@@ -6,9 +6,9 @@ converter to them where llama.cpp is not installed.
 needs llama-cpp-python and gguf, and rewrites `tests/models/gguf/llama_cpp.json`: token ids of every text of
 `tests/support/corpus.py` for each tokenizer, and of each tiny model some logits and three greedy answers. With the
 default model's file its token ids are recorded too; without, the ones already there are kept. `layered` rewrites
-`llama_cpp_layered.json` instead, for the files of `build_layered.py`. `only` adds the answers of these variants and
-tokenizers to what is there, and `adapters` those of models with an adapter. `record_llama_cpp_server.py` records those
-variants that llama-cpp-python's last wheel does not know.
+`llama_cpp_layered.json` instead, for the files of `gguf_layered_models.py`. `only` adds the answers of these variants
+and tokenizers to what is there, and `adapters` those of models with an adapter. `record_llama_cpp_server.py` records
+those variants that llama-cpp-python's last wheel does not know.
 """
 
 import json
@@ -21,9 +21,9 @@ from typing import Any
 import gguf
 import llama_cpp
 
-from tests.models.gguf.build import VARIANTS, add_vocabulary, write_adapter, write_gguf
-from tests.models.gguf.build_layered import LAYERED, write_layered
 from tests.support.corpus import NASTY
+from tests.support.gguf_layered_models import LAYERED, write_layered
+from tests.support.gguf_models import VARIANTS, add_vocabulary, write_adapter, write_gguf
 
 ANSWERS = Path(__file__).parents[1] / "models" / "gguf" / "llama_cpp.json"
 LAYERED_ANSWERS = ANSWERS.with_name("llama_cpp_layered.json")

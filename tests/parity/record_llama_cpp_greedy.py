@@ -18,8 +18,8 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from tests.parity.prompts import PROMPTS
-from tests.parity.recorded import write
+from tests.support.parity_prompts import PROMPTS
+from tests.support.recorded_answers import write
 
 HERE = Path(__file__).parent
 STEPS = 32

@@ -3,7 +3,7 @@
     python -m tests.parity.record_llama_cpp_server NAME...
 
 needs gguf and xllamacpp, which has wheels of recent versions, and adds these variants of
-`tests/models/gguf/build_layered.py` to `llama_cpp_layered.json`: three greedy answers, as `record_llama_cpp.py` does,
+`tests/support/gguf_layered_models.py` to `llama_cpp_layered.json`: three greedy answers, as `record_llama_cpp.py` does,
 and logarithms of probabilities in place of logits, which a server does not give.
 """
 
@@ -16,8 +16,8 @@ from typing import Any
 
 import xllamacpp
 
-from tests.models.gguf.build_layered import VOCAB, write_layered
 from tests.parity.record_llama_cpp import as_lines
+from tests.support.gguf_layered_models import VOCAB, write_layered
 
 ANSWERS = Path(__file__).parents[1] / "models" / "gguf" / "llama_cpp_layered.json"
 STEPS = 6

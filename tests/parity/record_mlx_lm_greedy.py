@@ -17,8 +17,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 from tokenizers import Tokenizer
 
-from tests.parity.prompts import PROMPTS
-from tests.parity.recorded import write
+from tests.support.parity_prompts import PROMPTS
+from tests.support.recorded_answers import write
 
 ANSWERS = Path(__file__).with_name("mlx_lm_greedy.json")
 STEPS = 128

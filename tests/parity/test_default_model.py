@@ -18,10 +18,10 @@ from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.request import Request
 from headrace.runtime.ops import Ops, reference
 from headrace.runtime.ops.kv_format import FLOAT32
-from tests.parity.prompts import PROMPTS
-from tests.parity.recorded import read
 from tests.support.alone import new_cache
 from tests.support.kernels import FAST, KERNELS, name_of
+from tests.support.parity_prompts import PROMPTS
+from tests.support.recorded_answers import read
 from tests.support.tiny import load_decoder
 from tests.support.watched import WatchedNetwork, answer, committed_rows
 

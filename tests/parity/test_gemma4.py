@@ -79,7 +79,7 @@ def test_turns_and_edits_prefill_new_tokens_only(directory: Path, ops: Ops) -> N
 
 
 @needs_kernels
-def test_bits_depend_on_nothing_but_the_tokens(directory: Path) -> None:
+def test_bits_do_not_depend_on_batch_prefix_or_draft_tokens(directory: Path) -> None:
     """Alone, in a batch, behind a shared prefix and with draft tokens: the same log probabilities, bit for bit."""
     network = load_decoder(directory, native)
     prompts = [PROMPT, PROMPT[:40], [*PROMPT[:135], 4, 4], PROMPT[:40] * 3]

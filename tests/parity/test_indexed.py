@@ -79,7 +79,7 @@ def test_parts_of_a_long_prompt_equal_mlx_lms(directory: Path) -> None:
         {"index_topk_freq": 2, "index_skip_topk_offset": 1},
     ],
 )
-def test_layers_share_the_choices_of_an_indexer(tmp_path: Path, stated: dict[str, Any]) -> None:
+def test_layers_share_the_positions_chosen_by_one_indexer(tmp_path: Path, stated: dict[str, Any]) -> None:
     config = {**config_of("glm5"), **stated, "num_hidden_layers": 4}
     directory = write_mlx_lm_model(tmp_path, config)
     network = load_decoder(directory, reference)
@@ -138,7 +138,7 @@ def test_bits_do_not_depend_on_the_rows_of_a_pass(network: Decoder) -> None:
     assert mx.array_equal(run(network, kv, [(parts, [9])], "decode")[0], both[0])
 
 
-def test_rejected_tokens_leave_no_trace(network: Decoder) -> None:
+def test_rejected_tokens_do_not_change_indexed_layers(network: Decoder) -> None:
     kv = backend(network)
     cache = kv.acquire(())
     run(network, kv, [(cache, PROMPT)])

@@ -12,9 +12,9 @@ import mlx.core as mx
 import pytest
 
 from headrace.runtime.engine.request import Request
-from tests.parity.prompts import PROMPTS
-from tests.parity.recorded import Answer, read
 from tests.support.kernels import FAST
+from tests.support.parity_prompts import PROMPTS
+from tests.support.recorded_answers import Answer, read
 from tests.support.tiny import load_decoder
 from tests.support.watched import WatchedNetwork, answer
 
@@ -93,7 +93,7 @@ def test_a_first_difference_is_within_llama_cpps_rounding(greedy: Greedy, name: 
     assert lead < noise[len(noise) // 2], f"step {step}: a lead of {lead:.3f}, half of all noise is below"
 
 
-def test_the_noise_threshold_is_noise() -> None:
+def test_the_noise_threshold_is_a_rounding_difference() -> None:
     """Were the records of two different models, the spread would be several logits."""
     noise = rounding_noise()
     assert len(noise) > 150

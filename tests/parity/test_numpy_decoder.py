@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from headrace.runtime.ops import Ops
-from tests.parity.numpy_decoder import logits
 from tests.support.alone import new_cache
 from tests.support.kernels import KERNELS, name_of, tolerance
+from tests.support.numpy_decoder import logits
 from tests.support.tiny import EVERY, VOCAB, load_decoder, write_model
 
 PROMPT = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(61)]

@@ -99,7 +99,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published_configs_mean_the_same(tmp_path: Path, name: str) -> None:
+def test_published_configs_give_the_logits_of_converted_ones(tmp_path: Path, name: str) -> None:
     case = CASES[name]
     network = load_decoder(write_case(tmp_path, case, PUBLISHED[name]))
     expected = case["logits"][-1]

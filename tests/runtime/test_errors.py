@@ -8,7 +8,7 @@ from headrace.runtime import errors
 LINE = re.compile(r" {4}(?P<branch>[│├└─ ]*)(?P<name>\w+Error) +(?:exit code (?P<code>\d))?")
 
 
-def test_the_drawn_tree_has_every_class_with_its_base_and_exit_code() -> None:
+def test_the_documented_tree_of_errors_matches_their_classes() -> None:
     drawn: dict[str, tuple[str, int]] = {}  # base and exit code by name
     path: list[str] = []  # from the root to the line before
     for line in (errors.__doc__ or "").splitlines():

@@ -4,7 +4,7 @@ import json
 from hashlib import sha256
 from pathlib import Path
 
-from tests.models.gguf.build import write_adapter, write_gguf
+from tests.support.gguf_models import write_adapter, write_gguf
 
 
 def add_to_ollama(home: Path, name: str, *, adapters: int = 0) -> Path:

@@ -30,7 +30,7 @@ from headrace.app.tui.input.prompt import Prompt
 from headrace.app.tui.screens import chat_screen, chat_state, dialogs
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.transcript.transcript import Transcript
-from tests.app.scripted_engine import ScriptedEngine
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.virtual_time import run_in_virtual_time
 
 Scenario = Callable[["Driver"], Awaitable[None]]

@@ -27,8 +27,8 @@ from headrace.app.tui.widgets.lines import Section, legend
 from headrace.runtime.engine.request import Finished
 from headrace.runtime.metrics.telemetry import Percentiles, StepParts
 from headrace.runtime.metrics.units import format_milliseconds
-from tests.app.scripted_engine import CARD, COST, record, summary
 from tests.support.deltas import delta_of
+from tests.support.scripted_engine import CARD, COST, record, summary
 
 SPANS = st.tuples(st.floats(0, 1e6), st.floats(1e-6, 1e6)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 
@@ -91,7 +91,7 @@ def test_labels_below_a_chart_do_not_run_into_each_other() -> None:
     assert marked([(0, "0"), (9, "250")], 10) == "╵0    250╵"
 
 
-def test_a_dotted_line_is_dark_on_bars_and_light_on_the_ground() -> None:
+def test_a_percentile_line_is_visible_on_bars_and_on_the_background() -> None:
     drawn = bars([8.0, 8.0, 1.0, 1.0], top=8.0, width=2, height=2)
     assert drawn == ["⣿ ", "⣿⣀"]
     assert dotted(drawn, 7, 2) == ["⣾⠁", "⣿⣀"]
@@ -122,7 +122,7 @@ def test_the_latency_chart_has_round_ticks_on_both_axes() -> None:
         assert lines[-1].index(f"╵{tick}") == 39 - (100 - tick) // 2
 
 
-def test_a_bar_that_goes_on_above_the_chart_is_marked() -> None:
+def test_a_bar_taller_than_the_chart_is_marked_with_an_arrow() -> None:
     latencies = [0.010] * 100
     latencies[-21] = 0.5
     lines = _lines(latencies, 80, 9)
@@ -132,7 +132,7 @@ def test_a_bar_that_goes_on_above_the_chart_is_marked() -> None:
     assert not any("↑" in line for line in _lines(STEADY, 80, 9))
 
 
-def test_the_percentiles_stand_in_the_chart() -> None:
+def test_the_latency_chart_labels_p50_and_p95_at_their_height() -> None:
     lines = _lines([0.010] * 80 + [0.020] * 20, 60, 9)
     names = [line[:3] for line in lines]
     assert names.index("p95") < names.index("p50")
@@ -191,7 +191,7 @@ def test_colours_tell_the_distance_from_the_median() -> None:
     st.integers(1, 20),
     st.none() | st.integers(0, 400),
 )
-def test_the_latency_chart_fills_its_place_whatever_it_shows(
+def test_the_latency_chart_has_the_given_size_for_any_steps(
     latencies: list[float], width: int, height: int, cursor: int | None
 ) -> None:
     lines = _lines(latencies, width, height, cursor)
@@ -247,7 +247,7 @@ def test_without_a_compute_roof_the_plot_ends_at_its_points() -> None:
     assert max(line.rfind("▲") for line in lines) > 40
 
 
-def test_a_point_above_a_roof_has_the_word_for_why() -> None:
+def test_a_point_above_the_roofline_is_explained() -> None:
     limits = Roofs(10e9, None, 50e9)
     assert limits.why_above(RooflinePoint(2.0, 19e9)) == ""
     assert "above the measured memory" in limits.why_above(RooflinePoint(2.0, 21e9))
@@ -296,7 +296,7 @@ STEPS = st.tuples(
 
 
 @given(st.lists(STEPS, min_size=1, max_size=40), st.booleans())
-def test_the_decode_point_is_under_the_roof_unless_the_bandwidth_is(
+def test_the_decode_point_is_under_the_roof_unless_bandwidth_exceeds_it(
     steps: list[tuple[int, int, int, float]], over: bool
 ) -> None:
     """Whatever was drafted and accepted: the FLOPs and the bytes are of the same steps."""
@@ -323,7 +323,7 @@ def test_the_decode_point_is_under_the_roof_unless_the_bandwidth_is(
 
 
 @pytest.mark.parametrize("width", [22, 26, 40])
-def test_the_bytes_of_a_step_are_there_before_it_is_timed(width: int) -> None:
+def test_the_bytes_of_a_step_are_shown_before_the_first_step(width: int) -> None:
     metrics = LiveMetrics()
     metrics.ready(*facts(CARD))
     lines = [line.plain for line in StepSection(metrics).lines(metrics, width, 6)]
@@ -395,7 +395,7 @@ def test_a_chart_that_is_not_drawn_names_the_reason(kind: type[Section]) -> None
     assert [line.plain for line in section.lines(metrics, 60, 9)] == ["memory bandwidth not measured yet"]
 
 
-def test_layers_show_all_dots_in_the_front_style() -> None:
+def test_overlapping_braille_layers_show_all_dots_in_the_front_style() -> None:
     (line,) = layered([(["⠁⠁ "], "red"), (["⡀  "], "blue"), (["  •"], "green")])
     assert line.plain == "⡁⠁•"
     assert [str(span.style) for span in line.spans] == ["blue", "red", "green"]
@@ -451,7 +451,7 @@ def test_the_time_until_the_context_is_full_is_shown() -> None:
     assert re.search(r"about \d+ s of decoding$", lines[-1].rstrip())
 
 
-def test_guesses_that_are_right_bring_the_end_of_the_context_closer() -> None:
+def test_accepted_drafts_shorten_the_time_until_the_context_is_full() -> None:
     """As many tokens a step as there were: four, each of which the steps alone would have taken four times as long."""
     plain = _answering()
     guessed = LiveMetrics()

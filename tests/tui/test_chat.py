@@ -17,7 +17,7 @@ from headrace.app.tui.screens.dialogs import Choose
 from headrace.app.tui.screens.help_screen import HelpScreen
 from headrace.app.tui.screens.models_screen import ModelsScreen
 from headrace.app.tui.screens.parameters_screen import ParametersScreen
-from tests.app.scripted_engine import CARD, PEAK, Script, ScriptedEngine, with_context
+from tests.support.scripted_engine import CARD, PEAK, Script, ScriptedEngine, with_context
 from tests.tui.conftest import Driver
 
 
@@ -153,7 +153,7 @@ def test_an_answer_is_edited_and_continued(play) -> None:
     play(scenario, engine)
 
 
-def test_an_edit_keeps_both_slashes(play) -> None:
+def test_a_message_of_two_slashes_keeps_both_when_edited(play) -> None:
     engine = ScriptedEngine().script(Script(["// a comment"]))
 
     async def scenario(it: Driver) -> None:
@@ -327,7 +327,7 @@ def test_parameters_set_by_commands_reach_the_engine(play) -> None:
     play(scenario)
 
 
-def test_parameters_screen_keeps_all_or_nothing(play) -> None:
+def test_the_parameters_screen_saves_all_values_or_none(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("f6")
         it.app.screen.query_one("#temperature", Input).value = "0.5"
@@ -546,7 +546,7 @@ def test_a_file_that_cannot_be_attached_is_reported(play) -> None:
     play(scenario)
 
 
-def test_a_path_that_is_whole_is_sent_by_the_first_enter(play, home: Path) -> None:
+def test_enter_after_a_complete_path_sends_the_message(play, home: Path) -> None:
     (home / "notes.txt").write_text("the mill stands")
 
     async def scenario(it: Driver) -> None:
@@ -558,7 +558,7 @@ def test_a_path_that_is_whole_is_sent_by_the_first_enter(play, home: Path) -> No
     play(scenario)
 
 
-def test_a_toast_leaves_the_input_free(play) -> None:
+def test_a_notification_does_not_cover_the_input(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("ctrl+c")
         await it.until(lambda: "quits" in it.text())
@@ -743,7 +743,7 @@ def test_dropped_turns_that_do_not_suffice_are_reported(play) -> None:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("key", ["d", "s", "n"])
-def test_an_engine_that_died_while_the_question_shows_starts_again(play, key: str) -> None:
+def test_answering_the_full_context_question_restarts_a_dead_engine(play, key: str) -> None:
     engine = ScriptedEngine(card_to_load=with_context(64))
     engine.script(Script(), Script(full=True))
 

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.app.tui.input.platform_tools import copy_with_tool
 from headrace.app.tui.screens.dialogs import Choose
-from tests.app.scripted_engine import Script, ScriptedEngine
+from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
 CODE = "one\n\n```py\nfirst()\n```\n\ntwo\n\n```\nsecond\nlines\n```\n"

@@ -5,7 +5,7 @@ from textual import events
 from textual.widgets.text_area import Selection
 
 from headrace.app.sessions.records import Draft
-from tests.app.scripted_engine import Script, ScriptedEngine
+from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
 LONG = "word " * 1000
@@ -39,7 +39,7 @@ def test_unsent_text_is_restored_after_quitting(play) -> None:
     play(resume)
 
 
-def test_each_session_has_its_draft_and_a_new_one_takes_it_along(play) -> None:
+def test_drafts_are_kept_per_session_and_move_to_a_new_one(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("first")
         first = it.state.conversation.session.id
@@ -59,7 +59,7 @@ def test_each_session_has_its_draft_and_a_new_one_takes_it_along(play) -> None:
     play(scenario)
 
 
-def test_queued_messages_and_an_edit_are_unsent_too(play) -> None:
+def test_queued_messages_and_an_edit_are_part_of_the_draft(play) -> None:
     async def scenario(it: Driver) -> None:
         it.engine.script(Script(), Script(hold=3))
         await it.ask("one")
@@ -125,7 +125,7 @@ def test_a_selection_of_a_part_takes_the_whole_placeholder(play) -> None:
     play(scenario)
 
 
-def test_an_edited_text_has_its_placeholders_again(play) -> None:
+def test_pasted_text_returns_to_its_placeholder_after_the_editor(play) -> None:
     async def scenario(it: Driver) -> None:
         it.prompt.post_message(events.Paste(LONG))
         await it.until(lambda: it.prompt.text == LABEL)

@@ -12,8 +12,8 @@ from headrace.app.tui.screens.model_loading import DownloadProgress
 from headrace.app.tui.screens.welcome import failure_lines
 from headrace.models.registry.import_gguf import copy_bytes, open_gguf
 from headrace.models.registry.resolve import resolve
-from tests.app.scripted_engine import CARD, ScriptedEngine
-from tests.models.gguf.build import write_gguf
+from tests.support.gguf_models import write_gguf
+from tests.support.scripted_engine import CARD, ScriptedEngine
 from tests.tui.conftest import Driver
 
 MIB = 1 << 20

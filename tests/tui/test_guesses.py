@@ -19,8 +19,8 @@ from headrace.app.tui.transcript.entry import Entry, LayoutOptions, MessageState
 from headrace.app.tui.transcript.markdown_lines import render
 from headrace.models.text.thinking import read_tags
 from headrace.runtime.metrics.telemetry import StepRecord
-from tests.app.scripted_engine import CARD, Script, ScriptedEngine, record
 from tests.support.deltas import delta_of
+from tests.support.scripted_engine import CARD, Script, ScriptedEngine, record
 from tests.tui.conftest import Driver
 
 
@@ -52,7 +52,7 @@ def test_the_step_section_shows_the_gain_of_draft_tokens() -> None:
     assert "tokens" not in "".join(line.plain for line in section.lines(metrics, 40, 6))
 
 
-def test_the_step_section_says_over_which_steps_its_mean_is() -> None:
+def test_the_step_section_names_the_steps_of_its_mean() -> None:
     metrics = LiveMetrics()
     metrics.ready(*facts(CARD))
     metrics.take([delta_of(STEPS)])
@@ -63,7 +63,7 @@ def test_the_step_section_says_over_which_steps_its_mean_is() -> None:
     assert "of all steps" in section.lines(metrics, 60, 6)[0].plain
 
 
-def test_a_side_of_a_comparison_tells_tokens_from_steps() -> None:
+def test_a_compared_answer_shows_tokens_per_step() -> None:
     metrics = LiveMetrics()
     lines = FigureLines(metrics)
     lines._figures = replace(metrics.so_far, completion_tokens=10)
@@ -86,7 +86,7 @@ def accepted(*spans: tuple[int, int]) -> DraftMarks:
     return DraftMarks(spans)
 
 
-def test_accepted_drafts_are_green_and_nothing_else_changes() -> None:
+def test_marking_accepted_drafts_changes_no_text() -> None:
     text = "\x1b[31mOne **two** three\n\n- a `wo_rd` and [x]\n\n```py\nfor two in three:\n```\ntwo"
     spans = accepted((text.index("two"), text.index(" three")), (text.index("rd`"), text.index("[x]")))
     source, marks = sanitised(text, spans)
@@ -145,7 +145,7 @@ def test_rejected_drafts_after_the_end_and_with_line_breaks() -> None:
 
 
 @given(st.lists(st.sampled_from(["one", " two", ".", "\n", "**", "- ", "`x`", "three "]), max_size=30), st.data())
-def test_marks_are_of_what_was_drafted(pieces: list[str], data: st.DataObject) -> None:
+def test_draft_marks_cover_exactly_the_drafted_words(pieces: list[str], data: st.DataObject) -> None:
     text = "".join(pieces)
     ends = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     spans = tuple(zip(ends[::2], ends[1::2], strict=False))
@@ -161,7 +161,7 @@ def test_marks_are_of_what_was_drafted(pieces: list[str], data: st.DataObject) -
     assert all(line.cell_length <= 40 for line in marked)
 
 
-def test_an_answer_shows_its_drafts_while_it_is_asked_to() -> None:
+def test_an_answer_shows_its_draft_tokens_on_request() -> None:
     message = Message(7, "s", None, "assistant", "One **two** three", 0.0, finish_reason="stop")
     entry = Entry(message, MessageState())
     assert entry.rows(LayoutOptions(40))[0][0].plain.rstrip() == "One two three"

@@ -6,7 +6,7 @@ from textual.widgets import OptionList
 
 from headrace.runtime import ops
 from headrace.runtime.machine.memory import MemoryBudget
-from tests.app.scripted_engine import CARD, ScriptedEngine
+from tests.support.scripted_engine import CARD, ScriptedEngine
 from tests.tui.conftest import Driver
 
 

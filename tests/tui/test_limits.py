@@ -14,8 +14,8 @@ from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.screens.models_screen import model_rows
 from headrace.models.registry.catalog import load_catalog
 from headrace.runtime.engine.request import Finished
-from tests.app.scripted_engine import CARD, COST, record, summary
 from tests.support.deltas import delta_of
+from tests.support.scripted_engine import CARD, COST, record, summary
 
 READING_S = COST.step_bytes(0) / 54e9
 
@@ -36,7 +36,7 @@ def answer(metrics: LiveMetrics, **figures: float) -> None:
     ],
 )
 @pytest.mark.usefixtures("home")
-def test_all_surfaces_have_the_same_limit(compute_flops: float | None, roof: str) -> None:
+def test_panel_meters_and_sentence_have_the_same_speed_limit(compute_flops: float | None, roof: str) -> None:
     metrics = LiveMetrics()
     model, machine = facts(CARD)
     machine = replace(machine, measured_gb_s=54.0, memory_gb_s=20.0, compute_flops=compute_flops, peak_flops=None)
@@ -60,7 +60,7 @@ def test_all_surfaces_have_the_same_limit(compute_flops: float | None, roof: str
 
 @pytest.mark.parametrize("loaded", ["no such model", "smollm2-135m"])
 @pytest.mark.usefixtures("home")
-def test_f5_and_fit_name_the_same_limit(loaded: str) -> None:
+def test_the_model_picker_and_fit_predict_the_same_speed(loaded: str) -> None:
     """Both predict each model of the catalog from its facts, with the same number of tokens in the cache."""
     card = replace(CARD, name=loaded)
     _, machine = facts(CARD)

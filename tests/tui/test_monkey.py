@@ -6,7 +6,7 @@ import pytest
 from textual import events
 
 from headrace.app.tui.screens.chat_screen import ChatScreen
-from tests.app.scripted_engine import ScriptedEngine
+from tests.support.scripted_engine import ScriptedEngine
 from tests.tui.conftest import Driver
 
 _FUNCTION_KEYS = [f"f{number}" for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)]

@@ -13,7 +13,7 @@ from headrace.app.tui.decode.meters import MeterLines
 from headrace.app.tui.decode.panel import Sections
 from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.app.tui.widgets.lines import Section
-from tests.app.scripted_engine import Script, ScriptedEngine
+from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
 LEAST_CHAT = 60
@@ -48,7 +48,7 @@ def asked(columns: int) -> Settings:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("columns", [46, 120])
-def test_the_chat_keeps_its_room_in_every_window(play, columns: int) -> None:
+def test_the_chat_keeps_its_minimum_width_in_every_window(play, columns: int) -> None:
     async def scenario(it: Driver) -> None:
         for sizes, _ in ((SIZES, "narrow"), (SIZES[::3], "wide or off"), (SIZES[1::3], "off or narrow")):
             before = widths(it)
@@ -63,7 +63,7 @@ def test_the_chat_keeps_its_room_in_every_window(play, columns: int) -> None:
     play(scenario, settings=asked(columns), painted=True)
 
 
-def test_a_window_of_a_few_columns_can_be_written_in(play) -> None:
+def test_a_message_can_be_sent_in_a_window_of_a_few_columns(play) -> None:
     async def scenario(it: Driver) -> None:
         for turn, width in enumerate((1, 2, 3, 6, 10)):
             await it.pilot.resize_terminal(width, 6)
@@ -134,7 +134,7 @@ def test_every_f3_changes_the_width_of_the_panel(play) -> None:
 @pytest.mark.parametrize(
     ("width", "chat", "text"), [(120, 74, 69), (166, 120, 115), (171, 125, 120), (200, 125, 120), (320, 230, 120)]
 )
-def test_a_wide_window_gives_the_panel_what_the_text_does_not_need(play, width: int, chat: int, text: int) -> None:
+def test_the_panel_gets_the_columns_that_the_text_does_not_need(play, width: int, chat: int, text: int) -> None:
     async def scenario(it: Driver) -> None:
         assert widths(it) == (chat, width - chat)
         assert it.transcript.look.width == text
@@ -202,7 +202,7 @@ def test_a_notification_covers_no_dialog(play, key: str) -> None:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("there", "back"), [("f2", "f2"), ("f4", "escape"), ("f6", "f6")])
-def test_a_window_made_narrow_on_another_screen_is_narrow_in_the_chat(play, there: str, back: str) -> None:
+def test_a_resize_on_another_screen_applies_to_the_chat(play, there: str, back: str) -> None:
     async def scenario(it: Driver) -> None:
         await it.press(there)
         await it.pilot.resize_terminal(50, 40)
@@ -217,7 +217,7 @@ def test_a_window_made_narrow_on_another_screen_is_narrow_in_the_chat(play, ther
     play(scenario)
 
 
-def test_the_chat_has_its_room_under_a_dialog_too(play) -> None:
+def test_the_chat_keeps_its_minimum_width_under_a_dialog(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("f4")
         await it.pilot.resize_terminal(96, 40)
@@ -226,7 +226,7 @@ def test_the_chat_has_its_room_under_a_dialog_too(play) -> None:
     play(scenario)
 
 
-def test_dragging_stops_where_the_chat_needs_the_room(play) -> None:
+def test_dragging_the_panel_stops_at_the_minimum_width_of_the_chat(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.pilot.resize_terminal(110, 40)
         await it.pilot.mouse_down("#panel", offset=(0, 3))
@@ -239,7 +239,7 @@ def test_dragging_stops_where_the_chat_needs_the_room(play) -> None:
     play(scenario)
 
 
-def test_a_part_asked_for_lines_that_it_no_longer_has(play) -> None:
+def test_a_section_draws_blank_lines_beyond_its_new_height(play) -> None:
     """The window was made smaller between the layout and the drawing."""
 
     async def scenario(it: Driver) -> None:
@@ -308,7 +308,7 @@ def test_a_dialog_is_as_tall_as_what_is_in_it(play, key: str) -> None:
     play(scenario, size=(60, 20))
 
 
-def test_room_for_text_that_came_fast_is_not_kept_in_a_smaller_window(play) -> None:
+def test_space_reserved_for_fast_text_is_given_up_in_a_smaller_window(play) -> None:
     engine = ScriptedEngine(pieces_per_poll=1).script(Script([f"one {n}\n\ntwo\n\nthree\n\n" for n in range(12)]))
 
     async def scenario(it: Driver) -> None:

@@ -8,7 +8,7 @@ from textual import events
 from headrace.app.sessions.store import SessionStore
 from headrace.app.tui.app import HeadraceApp
 from headrace.app.tui.screens.dialogs import AskText, Choose
-from tests.app.scripted_engine import Script, ScriptedEngine
+from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
 
@@ -53,7 +53,7 @@ def test_an_answer_edited_by_hand_is_not_called_incomplete(play) -> None:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("key", ["ctrl+e", "ctrl+o"])
-def test_no_key_of_the_session_search_writes_a_file_by_itself(play, home: Path, key: str) -> None:
+def test_exporting_from_the_session_search_asks_for_the_file_first(play, home: Path, key: str) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("keep this")
         await it.press("f4", *"keep", key)
@@ -67,7 +67,7 @@ def test_no_key_of_the_session_search_writes_a_file_by_itself(play, home: Path, 
     play(scenario)
 
 
-def test_the_picker_asks_before_it_fetches(play) -> None:
+def test_the_model_picker_asks_before_a_download(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("f5")
         await it.until(lambda: "smollm2-135m" in it.text())

@@ -37,8 +37,8 @@ from headrace.runtime.engine.request import Finished
 from headrace.runtime.errors import UsageError
 from headrace.runtime.machine.machine_load import MachineLoad
 from headrace.runtime.metrics.units import format_seconds, three_digits
-from tests.app.scripted_engine import CARD, record, summary
 from tests.support.deltas import delta, delta_of
+from tests.support.scripted_engine import CARD, record, summary
 from tests.support.summaries import make_summary
 from tests.tui.conftest import Driver
 
@@ -48,7 +48,7 @@ BLOCKS = st.sampled_from(
 
 
 @given(st.lists(BLOCKS, max_size=8), st.integers(1, 30))
-def test_growing_markdown_ends_like_markdown_that_was_there_at_once(blocks: list[str], cut: int) -> None:
+def test_growing_markdown_ends_like_complete_markdown(blocks: list[str], cut: int) -> None:
     source = "\n\n".join(blocks)
     growing = GrowingMarkdown()
     for start in range(0, len(source), cut):
@@ -65,7 +65,7 @@ def test_growing_markdown_ends_like_markdown_that_was_there_at_once(blocks: list
 @example(["1\n>", "\n", "1\n"])
 @example(["words\n| x |\n|-", "--|\nand on"])
 @given(st.lists(st.text("ab *_#`->1.=|~:\n", min_size=1, max_size=8), max_size=12))
-def test_growing_markdown_takes_back_what_it_took_for_a_block(pieces: list[str]) -> None:
+def test_growing_markdown_corrects_blocks_that_turn_out_otherwise(pieces: list[str]) -> None:
     growing = GrowingMarkdown()
     for piece in pieces:
         growing.append(piece)
@@ -93,7 +93,7 @@ def test_other_escapes_and_emphasis_are_markdown() -> None:
 
 
 @given(st.lists(BLOCKS, max_size=8), st.integers(1, 30))
-def test_a_line_that_stays_the_same_stays_the_same_object(blocks: list[str], cut: int) -> None:
+def test_growing_markdown_reuses_the_objects_of_unchanged_lines(blocks: list[str], cut: int) -> None:
     source = "\n\n".join(blocks)
     growing = GrowingMarkdown()
     before = list[Content]()
@@ -136,7 +136,7 @@ ITEMS = st.lists(st.sampled_from(LINES), max_size=14)
 @example(["- a b\n", "- a b\n", "-", "- "], 1)
 @example(["- a b\n", "- ", "- a b\n", "\n", "- "], 1)
 @given(ITEMS, st.integers(1, 9))
-def test_a_list_grown_looks_as_if_it_was_there_at_once(items: list[str], cut: int) -> None:
+def test_a_growing_list_is_drawn_like_a_complete_one(items: list[str], cut: int) -> None:
     source = "".join(items)
     growing = GrowingMarkdown()
     for start in range(0, len(source), cut):
@@ -159,7 +159,7 @@ def test_code_has_the_colours_of_textual(language: str) -> None:
     assert ours.is_same(theirs)
 
 
-def test_a_block_that_its_lexer_is_slow_at_loses_colours_not_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_with_a_slow_lexer_is_shown_without_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_theme, "_LONGEST_S", -1.0)
     code = "my $x = 1;\n" * 9
     shown = coloured(code, "perl", CodeTheme)
@@ -167,7 +167,7 @@ def test_a_block_that_its_lexer_is_slow_at_loses_colours_not_seconds(monkeypatch
     assert len(shown.spans) < 5
 
 
-def test_code_that_grows_gets_its_colours_when_it_settles() -> None:
+def test_growing_code_is_highlighted_once_complete() -> None:
     source = "```python\ndef one():\n    return 1\n\n\ndef two(): # the second"
     growing = GrowingMarkdown()
     looks = []
@@ -209,7 +209,7 @@ def test_web_addresses_of_a_message_are_found_once() -> None:
     assert web_addresses(source) == ["https://a.b/c?d=1", "https://e.f/g", "http://h", "http://j"]
 
 
-def test_tasks_have_boxes() -> None:
+def test_markdown_tasks_are_drawn_with_checkboxes() -> None:
     assert plain("- [ ] to do\n- [x] done\n  - [X] inside\n- [ ]x") == ["☐ to do", "☑ done", "  ☑ inside", "• [ ]x"]
     assert plain("1. [ ] numbered") == ["1. [ ] numbered"]
 
@@ -233,7 +233,7 @@ def test_unknown_syntax_is_not_marked_as_an_error(look: dict[str, bool]) -> None
 
 
 @pytest.mark.parametrize("theme", [AnsiDarkCodeTheme, AnsiLightCodeTheme])
-def test_every_style_of_code_in_the_terminals_colours_is_one(theme: type[HighlightTheme]) -> None:
+def test_styles_of_the_terminal_code_themes_can_be_parsed(theme: type[HighlightTheme]) -> None:
     for style in theme.STYLES.values():
         parse_style(style)
 
@@ -245,7 +245,7 @@ def test_bars_have_a_zero_baseline() -> None:
     assert bars([], top=1.0, width=2, height=1) == ["  "]
 
 
-def test_canvas_counts_from_the_lower_left() -> None:
+def test_canvas_coordinates_start_at_the_lower_left() -> None:
     canvas = Canvas(2, 1)
     canvas.dot(0, 0)
     canvas.dot(3, 3)
@@ -338,7 +338,7 @@ def test_other_load_hides_mbu() -> None:
     assert (metrics.busy, metrics.mbu, metrics.mbu_average) == (True, None, None)
 
 
-def test_frozen_metrics_stay() -> None:
+def test_a_frozen_copy_of_metrics_does_not_change() -> None:
     metrics = _metrics()
     metrics.take([delta(1, "word", [record(30, 50)])])
     frozen = metrics.frozen()
@@ -375,7 +375,7 @@ def _whole_turn(metrics: LiveMetrics) -> None:
     metrics.take([Done(1, Finished("stop", ended))])
 
 
-def test_later_events_change_nothing_of_a_frozen_copy_that_it_shows() -> None:
+def test_later_events_do_not_change_the_state_of_a_frozen_copy() -> None:
     metrics = _metrics()
     metrics.set_load(MachineLoad(2, 1.0, 1.0, memory_used=0, memory_total=1, swap_used=0))
     metrics.take([delta_of([record(30, 50)])])
@@ -388,7 +388,7 @@ def test_later_events_change_nothing_of_a_frozen_copy_that_it_shows() -> None:
     assert not _differing(before, _states(frozen))
 
 
-def test_a_new_turn_keeps_what_is_of_the_machine_the_model_or_the_next_prompt() -> None:
+def test_a_new_turn_resets_all_metrics_but_machine_model_and_prompt() -> None:
     fresh = LiveMetrics()
     used = LiveMetrics()
     for metrics in (fresh, used):
@@ -440,7 +440,7 @@ def test_the_roofline_points_lie_under_the_roof() -> None:
 
 
 @pytest.mark.parametrize(("rate", "text"), [(None, "–"), (9.836, "9.84"), (96.1, "96.1"), (211.7, "212")])
-def test_rates_have_the_digits_that_mean_something(rate: float | None, text: str) -> None:
+def test_rates_have_three_digits(rate: float | None, text: str) -> None:
     assert three_digits(rate) == text
 
 
@@ -448,7 +448,7 @@ def test_times_have_a_suitable_unit() -> None:
     assert [format_seconds(value) for value in (None, 0.0042, 0.42, 4.2)] == ["–", "4.2 ms", "420 ms", "4.20 s"]
 
 
-def test_phases_differ_without_colour() -> None:
+def test_phases_have_different_symbols_without_colour() -> None:
     metrics = LiveMetrics()
     metrics.ready(*facts(CARD))
     assert state(metrics, 80).plain == "● idle      loaded in 0.20 s  a step reads 93.5 MiB of weights"
@@ -458,7 +458,7 @@ def test_phases_differ_without_colour() -> None:
     assert state(metrics, 60).plain.startswith("✗")
 
 
-def test_every_command_is_carried_out_by_a_method(play) -> None:
+def test_every_slash_command_has_an_action_in_the_chat(play) -> None:
     async def scenario(it: Driver) -> None:
         chat = it.app.poller.chat
         assert chat is not None
@@ -477,7 +477,7 @@ def test_every_command_is_carried_out_by_a_method(play) -> None:
         (10, "▚  smollm…"),
     ],
 )
-def test_the_status_line_drops_what_matters_least(room: int, shown: str) -> None:
+def test_a_narrow_status_line_drops_the_least_important_parts(room: int, shown: str) -> None:
     bar = StatusBar(LiveMetrics())
     bar._status = Status("smollm2-135m", "Why is the sky blue?")
     assert bar._left(room).plain == shown

@@ -23,7 +23,9 @@ def look(interval: PollInterval, clock: list[float], cost_s: float) -> None:
     ("spare", "cost_s", "rest_s"),
     [(False, 0.0009, 0.095), (False, 0.002, 0.2), (False, 0.1, 0.38), (True, 0.002, 0.095), (True, 0.1, 0.38)],
 )
-def test_the_rest_follows_the_cost_within_limits(clock: list[float], spare: bool, cost_s: float, rest_s: float) -> None:
+def test_the_pause_between_layouts_follows_their_cost_within_limits(
+    clock: list[float], spare: bool, cost_s: float, rest_s: float
+) -> None:
     interval = PollInterval()
     interval.spare = spare
     for _ in range(30):
@@ -31,7 +33,7 @@ def test_the_rest_follows_the_cost_within_limits(clock: list[float], spare: bool
     assert interval.layout_s == pytest.approx(rest_s)
 
 
-def test_one_expensive_poll_does_not_stop_drawing(clock: list[float]) -> None:
+def test_one_slow_layout_does_not_stop_drawing(clock: list[float]) -> None:
     interval = PollInterval()
     interval.spare = False
     for _ in range(30):
@@ -51,7 +53,7 @@ def test_polls_are_ten_a_second_fewer_when_idle_and_more_before_the_first_text(
     assert interval.wait_s(awaiting=False, idle=True) == pytest.approx(0.152)
 
 
-def test_figures_and_longer_lines_do_not_count_as_cost(clock: list[float]) -> None:
+def test_drawing_figures_does_not_count_as_cost_of_a_layout(clock: list[float]) -> None:
     interval = PollInterval()
     interval.spare = False
     look(interval, clock, 0.0005)

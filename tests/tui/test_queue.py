@@ -12,7 +12,7 @@ from headrace.app.chat.message_queue import MessageQueue
 from headrace.app.sessions.store import SessionStore
 from headrace.app.tui.input.editor import edit_text
 from headrace.runtime.errors import UsageError
-from tests.app.scripted_engine import Script, ScriptedEngine
+from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
 

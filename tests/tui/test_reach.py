@@ -6,7 +6,7 @@ from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.help_screen import HelpScreen
 from headrace.app.tui.screens.sessions_screen import SessionsScreen
 from headrace.runtime.config.paths import kept_chats_dir
-from tests.app.scripted_engine import Script
+from tests.support.scripted_engine import Script
 from tests.tui.conftest import Driver
 
 

@@ -10,7 +10,7 @@ from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.input.ask_line import AskLine
 from headrace.app.tui.transcript.growing_markdown import GrowingMarkdown
 from headrace.app.tui.transcript.markdown_lines import render
-from tests.app.scripted_engine import Script, ScriptedEngine
+from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
 ATTACKS = (
@@ -24,7 +24,7 @@ ATTACKS = (
 )
 
 
-def test_an_answer_cannot_act(play) -> None:
+def test_model_text_cannot_control_the_terminal_or_the_chat(play) -> None:
     async def scenario(it: Driver) -> None:
         for attack in ATTACKS:
             await it.write("/new")
@@ -48,7 +48,7 @@ def test_an_answer_cannot_act(play) -> None:
     play(scenario, engine)
 
 
-def test_a_paste_into_the_line_of_the_decode_view_is_inert(play) -> None:
+def test_escape_sequences_pasted_into_the_decode_view_are_removed(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("f2")
         line = it.app.screen.query_one(AskLine)
@@ -62,7 +62,7 @@ def test_a_paste_into_the_line_of_the_decode_view_is_inert(play) -> None:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_text_of_input_fields_is_inert(play, attack: str) -> None:
+def test_escape_sequences_in_input_fields_are_not_drawn(play, attack: str) -> None:
     def drawn(it: Driver) -> str:
         text = it.text()
         assert not set(text) & {chr(code) for code in [*range(10), *range(11, 32), *range(127, 160)]}

@@ -9,7 +9,7 @@ from headrace.app.engine.events import Event
 from headrace.app.predict.uses import Recommendation
 from headrace.app.tui.screens.dialogs import Choose
 from headrace.runtime.errors import UsageError
-from tests.app.scripted_engine import CARD, Script, ScriptedEngine
+from tests.support.scripted_engine import CARD, Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
 RECOMMENDED = Recommendation("qwen3.5-4b", 3_050_000_000, 70.4, is_limit=False)
@@ -50,7 +50,7 @@ def test_the_welcome_text_names_the_sample_and_a_better_model(
     play(scenario, ScriptedEngine(card_to_load=replace(SAMPLE, recommended=recommended)), size=(80, 24))
 
 
-def test_another_model_is_no_sample(play) -> None:
+def test_no_better_model_is_offered_for_other_models_than_the_sample(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.idle()
         assert "sample" not in it.text()
@@ -77,7 +77,7 @@ def test_enter_on_an_empty_line_fetches_the_recommended_model_after_a_question(p
     play(scenario, engine)
 
 
-def test_a_refused_model_leaves_the_awaited_one_to_be_loaded(play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_model_does_not_cancel_the_awaited_download(play, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: str) -> None:
         raise UsageError("not this one")
 
@@ -115,7 +115,7 @@ def test_the_sample_stays_loaded_where_the_recommended_model_cannot_be_fetched(p
     play(scenario, engine.script(Script(["The answer"])))
 
 
-def test_an_answer_goes_on_while_its_successor_is_fetched(play) -> None:
+def test_an_answer_continues_while_another_model_downloads(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.write("hello")
         it.app.poller.chat.run_command("model", "qwen3.5-4b")  # type: ignore[union-attr]

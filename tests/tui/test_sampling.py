@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from headrace.app.answer.options import AnswerOptions, recommended_options
 from headrace.app.answer.phrases import sampling_text
 from headrace.app.chat.answer_setup import WARM
-from tests.app.scripted_engine import CARD, ScriptedEngine
+from tests.support.scripted_engine import CARD, ScriptedEngine
 from tests.tui.conftest import Driver
 
 
@@ -30,7 +30,7 @@ def test_sampling_parameters_are_given_recommended_or_default(
     assert sampling_text(options.given()) == effective
 
 
-def test_again_samples_as_before_where_the_model_recommends_a_temperature(play) -> None:
+def test_another_answer_keeps_the_recommended_temperature(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("why?")
         assert "scripted-1b temperature 0.7 · min_p 0.05" in it.text()
@@ -71,7 +71,7 @@ def test_a_greedy_model_is_sampled_when_asked_again(recommended: dict[str, Any],
     play(scenario, ScriptedEngine(card_to_load=replace(CARD, generation_defaults=recommended)))
 
 
-def test_a_seed_goes_on_with_every_answer_to_the_same_question(play) -> None:
+def test_each_further_answer_to_a_question_uses_the_next_seed(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.write("/set seed 7")
         await it.ask("why?")

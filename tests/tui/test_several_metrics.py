@@ -13,8 +13,8 @@ from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.runtime.engine.request import Finished
 from headrace.runtime.machine.machine_load import MachineLoad
 from headrace.runtime.metrics.telemetry import PoolStats
-from tests.app.scripted_engine import COST, record, summary
 from tests.support.deltas import delta
+from tests.support.scripted_engine import COST, record, summary
 
 
 def served(at: float, tokens: int, batches: tuple[int, ...] = (), **states: str) -> BatchStatus:

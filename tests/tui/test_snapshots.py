@@ -12,7 +12,7 @@ import pytest
 
 from headrace.app.config.settings import ScreenSettings, Settings
 from headrace.app.tui.widgets.lines import Section
-from tests.app.scripted_engine import Script, ScriptedEngine
+from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
 FOLDER = Path(__file__).parent / "snapshots"

@@ -7,8 +7,8 @@ from headrace.app.tui.metrics.facts import facts
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.runtime.engine.request import Finished
 from headrace.runtime.metrics.units import three_digits
-from tests.app.scripted_engine import CARD, LATENCY_S, Script, record, summary
 from tests.support.deltas import delta_of
+from tests.support.scripted_engine import CARD, LATENCY_S, Script, record, summary
 from tests.tui.conftest import Driver
 
 
@@ -36,7 +36,7 @@ def test_a_finished_answer_has_one_speed() -> None:
     assert metrics.rate_average == metrics.turns[-1].tokens_per_second == 1 / LATENCY_S
 
 
-def test_a_model_that_is_being_loaded_is_not_idle_when_what_ran_before_ends() -> None:
+def test_the_end_of_an_older_answer_does_not_end_the_loading_phase() -> None:
     metrics = decoded()
     metrics.loading("loading another", None)
     metrics.take([Abandoned(1)])
@@ -86,7 +86,7 @@ def test_the_header_and_the_cache_count_the_tokens_of_the_conversation(play) -> 
     play(scenario)
 
 
-def test_the_frame_of_the_steps_names_none_once_they_are_forgotten() -> None:
+def test_a_new_session_clears_the_step_chart_and_its_subtitle() -> None:
     metrics = decoded()
     section = LatencySection(metrics)
     section.lines(metrics, 60, 9)

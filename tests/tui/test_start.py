@@ -14,7 +14,7 @@ from textual.pilot import Pilot
 from headrace.app.config.settings import ScreenSettings, Settings, load_settings, settings_path
 from headrace.app.tui.app import HeadraceApp
 from headrace.app.tui.themes import terminal_theme
-from tests.app.scripted_engine import Script
+from tests.support.scripted_engine import Script
 from tests.tui.conftest import Driver
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,7 +107,7 @@ def test_an_unknown_theme_is_reported(play) -> None:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("theme", ["ansi-dark", "ansi-light"])
-def test_no_color_leaves_the_terminals_own_two(play, monkeypatch: pytest.MonkeyPatch, theme: str) -> None:
+def test_no_color_uses_the_default_colours_only(play, monkeypatch: pytest.MonkeyPatch, theme: str) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
     async def scenario(it: Driver) -> None:
@@ -121,7 +121,7 @@ def test_no_color_leaves_the_terminals_own_two(play, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("theme", ["ansi-dark", "ansi-light", "nord", "textual-light"])
-def test_other_themes_draw_too(play, theme: str) -> None:
+def test_code_is_drawn_in_every_theme(play, theme: str) -> None:
     code = '```python\n@cached\ndef __len__(self):\n    """Why."""\n    return self.n + len(\'x\')  # 1\n```\n\n'
 
     async def scenario(it: Driver) -> None:

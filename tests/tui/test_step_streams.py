@@ -16,8 +16,8 @@ from headrace.app.tui.metrics.facts import facts
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.runtime.machine.machine_load import MachineLoad
 from headrace.runtime.metrics.telemetry import StepRecord
-from tests.app.scripted_engine import CARD, COST, record
 from tests.support.deltas import delta, delta_of
+from tests.support.scripted_engine import CARD, COST, record
 
 LATENCIES = st.just(0.0) | st.floats(1e-5, 1e-4) | st.floats(1e-3, 0.05) | st.floats(1.0, 60.0)
 STEPS = st.lists(

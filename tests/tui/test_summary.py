@@ -2,7 +2,7 @@
 
 from headrace.app.tui.screens.dialogs import Choose
 from headrace.app.tui.transcript.context_mark import MARK
-from tests.app.scripted_engine import Script, ScriptedEngine, with_context
+from tests.support.scripted_engine import Script, ScriptedEngine, with_context
 from tests.tui.conftest import Driver
 
 HEAD = "summary, sent in place of the 2 messages above"
@@ -27,7 +27,7 @@ def system(it: Driver) -> str:
     return it.engine.commands[-1].messages[0]["content"]
 
 
-def test_a_summary_shows_and_folds(play) -> None:
+def test_a_summary_is_shown_and_can_be_folded(play) -> None:
     async def scenario(it: Driver) -> None:
         await summarised(it)
         assert HEAD in it.text()
@@ -59,7 +59,7 @@ def test_enter_folds_a_summary_that_was_selected(play) -> None:
     play(scenario, full(), size=(80, 24))
 
 
-def test_a_summary_can_be_changed_and_that_undone(play) -> None:
+def test_a_changed_summary_can_be_undone(play) -> None:
     async def scenario(it: Driver) -> None:
         await summarised(it)
         await it.write("/summary")
@@ -81,7 +81,7 @@ def test_a_summary_can_be_changed_and_that_undone(play) -> None:
     play(scenario, full())
 
 
-def test_a_selected_summary_takes_keys(play) -> None:
+def test_keys_act_on_a_selected_summary(play) -> None:
     async def scenario(it: Driver) -> None:
         await summarised(it)
         await it.press("ctrl+up", "up", "up")

@@ -21,7 +21,7 @@ from headrace.app.tui.textual_overrides import partial_repaint
 from headrace.app.tui.transcript.entry import Entry, LayoutOptions, MessageState
 from headrace.app.tui.transcript.transcript import Transcript
 from headrace.app.tui.widgets.lines import Lines
-from tests.app.scripted_engine import CARD, Script, ScriptedEngine
+from tests.support.scripted_engine import CARD, Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
 WORDS = [f"word{n} " for n in range(400)]

@@ -7,7 +7,7 @@ from textual import events
 
 from headrace.app.engine.events import PromptCounted
 from headrace.app.tui.screens import prompt_prefetch
-from tests.app.scripted_engine import Script
+from tests.support.scripted_engine import Script
 from tests.tui.conftest import Driver
 
 
@@ -47,7 +47,7 @@ def test_the_tokens_of_what_is_typed_stand_below_it(play) -> None:
     play(scenario)
 
 
-def test_a_token_count_is_not_shown_for_another_text(play) -> None:
+def test_the_token_count_of_an_earlier_text_is_not_shown(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("hello")
         await typed(it, "why?")
@@ -128,7 +128,7 @@ def test_a_full_context_is_not_called_a_long_message(play) -> None:
     play(scenario)
 
 
-def test_a_paste_is_folded_with_words_that_fit_its_size(play) -> None:
+def test_a_folded_paste_states_its_lines_and_characters(play) -> None:
     async def scenario(it: Driver) -> None:
         it.prompt.paste("word " * 2000)
         assert it.prompt.text == "[pasted text 1: 1 line, 10,000 characters]"

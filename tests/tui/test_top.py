@@ -14,8 +14,8 @@ from headrace.app.tui.top import TopApp, TopScreen
 from headrace.app.tui.widgets.status_bar import StatusBar
 from headrace.runtime.engine.request import Finished
 from headrace.runtime.metrics.telemetry import PoolStats
-from tests.app.scripted_engine import CARD, record
 from tests.support.deltas import delta
+from tests.support.scripted_engine import CARD, record
 from tests.support.summaries import make_summary
 
 
@@ -82,7 +82,7 @@ def test_rows_of_answers_appear_and_disappear() -> None:
     asyncio.run(scenario())
 
 
-def test_an_endless_turn_keeps_the_newest_answers() -> None:
+def test_rows_of_answers_are_bounded_to_the_newest_and_running_ones() -> None:
     metrics = TurnAnswers((), max_rows=3)
     for number in range(1, 9):
         for event in answer(number, ended=number != 2):
@@ -95,7 +95,7 @@ def test_an_endless_turn_keeps_the_newest_answers() -> None:
     assert len(metrics.rows) == 6  # all of them run
 
 
-def test_the_speed_begins_anew_after_a_rest() -> None:
+def test_the_batch_speed_stays_positive_when_counters_restart() -> None:
     metrics = TurnAnswers((), max_rows=3)
     for tokens in (0, 100, 200, 0, 50):
         metrics.take(status({}, tokens))

@@ -12,7 +12,7 @@ from headrace.app.config.settings import ChatSettings, Settings
 from headrace.app.tui.screens import prompt_prefetch
 from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.decode_screen import DecodeScreen
-from tests.app.scripted_engine import ScriptedEngine
+from tests.support.scripted_engine import ScriptedEngine
 from tests.tui.conftest import Driver
 
 KEYS = {"\r": "enter", "\b": "backspace", "\n": "ctrl+j", "\t": "tab", "←": "left", "↖": "home", "↘": "end"}
@@ -72,7 +72,7 @@ def test_control_and_lone_joining_characters_are_not_inserted(play) -> None:
     play(scenario)
 
 
-def test_a_joiner_goes_where_the_cursor_is_and_can_be_undone(play) -> None:
+def test_a_joiner_is_inserted_at_the_cursor_and_can_be_undone(play) -> None:
     async def scenario(it: Driver) -> None:
         it.prompt.put("first\nمیxyخواهم\nlast")
         it.prompt.selection = Selection((1, 4), (1, 2))  # made from right to left
@@ -85,7 +85,7 @@ def test_a_joiner_goes_where_the_cursor_is_and_can_be_undone(play) -> None:
     play(scenario)
 
 
-def test_fields_of_one_line_take_joiners_too(play) -> None:
+def test_single_line_inputs_accept_joiners(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("f4")
         field = it.app.screen.query_one(Input)
@@ -95,7 +95,7 @@ def test_fields_of_one_line_take_joiners_too(play) -> None:
     play(scenario)
 
 
-def test_fields_of_other_screens_keep_the_order_too(play) -> None:
+def test_keys_of_a_burst_keep_their_order_on_other_screens(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("f4")
         await type_at_once(it, "abc\bd")
@@ -106,7 +106,7 @@ def test_fields_of_other_screens_keep_the_order_too(play) -> None:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("first", ["", "/", "/exp", "/export", "/export a"])
-def test_the_command_that_was_typed_is_the_one_that_runs(play, home: Path, first: str) -> None:
+def test_a_burst_runs_the_command_typed_not_the_one_highlighted(play, home: Path, first: str) -> None:
     """Whatever the menu shows when the rest and Enter come at once."""
 
     async def scenario(it: Driver) -> None:

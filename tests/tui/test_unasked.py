@@ -10,7 +10,7 @@ from headrace.app.engine.events import ContextFull
 from headrace.app.tui.screens import dialogs
 from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.dialogs import UnaskedChoice
-from tests.app.scripted_engine import Script
+from tests.support.scripted_engine import Script
 from tests.tui.conftest import Driver
 
 ANSWERS = (("drop", "d", "leave out"), ("new", "n", "new session"))
@@ -49,7 +49,7 @@ def test_first_keys_after_a_question_are_text(asked, monkeypatch: pytest.MonkeyP
     asked(then)
 
 
-def test_a_key_starts_the_quiet_second_anew(asked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_restarts_the_pause_before_a_question_takes_keys(asked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialogs, "_QUIET_S", 1.0)
 
     async def then(it: Driver, told: list[str | None]) -> None:
@@ -65,7 +65,7 @@ def test_a_key_starts_the_quiet_second_anew(asked, monkeypatch: pytest.MonkeyPat
     asked(then)
 
 
-def test_a_letter_of_a_burst_is_text(asked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_letters_of_a_burst_go_to_the_input_not_to_the_question(asked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialogs, "_BURST_S", 1000.0)
 
     async def then(it: Driver, told: list[str | None]) -> None:
@@ -119,7 +119,7 @@ def test_a_question_that_was_left_is_not_asked_again_after_a_refused_command(pla
     play(scenario)
 
 
-def test_a_summary_that_failed_is_not_offered_again(play) -> None:
+def test_a_failed_summary_is_not_offered_again(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("first")
         it.engine.script(Script(full=True), Script(full=True))

@@ -8,7 +8,7 @@ from headrace.app.sessions.store import SessionStore
 from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.decode_screen import DecodeScreen
 from headrace.app.tui.screens.dialogs import UnaskedChoice
-from tests.app.scripted_engine import Script
+from tests.support.scripted_engine import Script
 from tests.tui.conftest import Driver
 
 LONG = "word " * 3000
@@ -49,7 +49,7 @@ def test_a_full_disk_offers_an_unsaved_session(play, size: tuple[int, int]) -> N
     play(scenario, size=size)
 
 
-def test_an_answer_that_met_a_full_disk_is_stored_once_there_is_room(play) -> None:
+def test_an_answer_on_a_full_disk_is_stored_once_there_is_space(play) -> None:
     async def scenario(it: Driver) -> None:
         it.engine.script(Script([LONG, LONG, LONG], hold=2))
         await it.write("write")
@@ -90,7 +90,7 @@ def test_a_full_disk_is_asked_about_in_the_chat_only_and_again_after_an_error(pl
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("size", [(120, 40), (80, 24), (50, 20)])
-def test_a_system_prompt_and_a_preset_in_force_are_visible(play, size: tuple[int, int]) -> None:
+def test_the_header_names_the_system_prompt_and_the_preset(play, size: tuple[int, int]) -> None:
     async def scenario(it: Driver) -> None:
         save_preset("pirate", Preset("Talk like a pirate.", {"temperature": 1.5}))
         assert "pirate" not in it.text()

@@ -29,7 +29,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_pass, "machine", lambda: replace(here, backend="cuda"))
 
 
-def test_minutes_are_told() -> None:
+def test_a_first_pass_over_a_minute_is_shown_in_minutes() -> None:
     assert first_pass_text(62.0) == f"first pass, 1 min 02 s: {COMPILES}"
 
 
@@ -41,14 +41,14 @@ def test_a_log_has_a_line_every_ten_seconds() -> None:
     assert [line.partition(":")[0] for line in lines] == ["first pass, 2 s", "first pass, 10 s", "first pass, 20 s"]
 
 
-def test_a_pipe_gets_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_pass_is_printed_as_lines_into_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     report = FirstPassLine(RedrawnLine(quiet=False), quiet=False)
     report(2.0)
     report(2.5)
     assert capsys.readouterr() == ("", f"first pass, 2 s: {COMPILES} ...\n")
 
 
-def test_quiet_means_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_prints_no_line_about_the_first_pass(capsys: pytest.CaptureFixture[str]) -> None:
     FirstPassLine(RedrawnLine(quiet=True), quiet=True)(2.0)
     assert capsys.readouterr() == ("", "")
 

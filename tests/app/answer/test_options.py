@@ -43,7 +43,7 @@ def test_values_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert checked == [0.7]
 
 
-def test_values_of_documents_have_one_form() -> None:
+def test_options_read_from_json_are_normalized() -> None:
     options = AnswerOptions.read({"temperature": 1, "stop": "END", "logit_bias": {"3": 1}})
     assert options.given() == {"temperature": 1.0, "stop": ("END",), "logit_bias": {3: 1.0}}
     assert AnswerOptions.read(options.given()) == options

@@ -19,7 +19,7 @@ def detected_after(tokens: list[int], step: int = 1) -> int | None:
 
 @pytest.mark.parametrize("step", [1, 7])
 @pytest.mark.parametrize("length", [1, 2, 4, 31, LONGEST_PERIOD])
-def test_a_loop_of_any_period_is_found_soon(length: int, step: int) -> None:
+def test_repetition_of_any_period_is_detected_soon(length: int, step: int) -> None:
     chance = random.Random(length)
     start = [chance.randrange(50) for _ in range(333)]
     loop = [1, 1, 2, 2] if length == 4 else [chance.randrange(50) for _ in range(length)]
@@ -28,7 +28,7 @@ def test_a_loop_of_any_period_is_found_soon(length: int, step: int) -> None:
     assert len(start) + REPEATED <= found <= len(start) + LONGEST_PERIOD + REPEATED + 64
 
 
-def test_the_period_is_the_shortest() -> None:
+def test_the_reported_period_of_a_repetition_is_the_shortest() -> None:
     assert period([9, *[1, 2, 1, 3] * 200]) == 4
     assert period([5] * (REPEATED + 1)) == 1
     assert period([5] * REPEATED) is None  # the first repeats nothing
@@ -48,7 +48,7 @@ def test_a_short_repetition_is_no_loop() -> None:
     assert detected_after([*wanted, *range(1000, 3000), *wanted]) is None
 
 
-def test_the_memory_is_bounded() -> None:
+def test_the_repetition_detector_keeps_a_bounded_number_of_tokens() -> None:
     repetition = RepetitionDetector()
     repetition.add([*range(100_000)])
     repetition.add([*range(100_000)])

@@ -14,8 +14,8 @@ from headrace.app.bench.compare import checked, compare_documents
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.show.terminal_views import comparison_lines
 from headrace.runtime.errors import UsageError
-from tests.app.bench.simulated import document
 from tests.support.bench import repetition_figures
+from tests.support.simulated_machine import document
 
 TESTS = [Test(512, 0), Test(0, 128), Test(512, 128)]
 

@@ -54,7 +54,7 @@ def test_sd_of_one_value_is_zero() -> None:
     assert sd([1.0, 2.0, 4.0]) == pytest.approx(1.5275, abs=1e-4)  # n - 1 below the sum
 
 
-def test_a_difference_that_memory_explains_is_none() -> None:
+def test_a_difference_explained_by_memory_speed_is_not_reported() -> None:
     draw = random.Random(5)
 
     def run(memory: float) -> list[tuple[float, float | None]]:

@@ -148,7 +148,7 @@ def test_an_engine_without_a_thread_count_shows_the_requested_one() -> None:
 THREADS = ("headrace 0: 2 threads", "llama.cpp 0.3: 2 threads (3 for prompts), flash attention on")
 
 
-def test_every_engines_threads_are_named_where_people_read(capsys: pytest.CaptureFixture[str]) -> None:
+def test_markdown_and_terminal_name_the_threads_of_every_engine(capsys: pytest.CaptureFixture[str]) -> None:
     from headrace.app.bench.show.terminal_views import show_run
 
     show_run(DOCUMENT)
@@ -222,7 +222,7 @@ def test_the_report_describes_its_charts_in_words(page: str, edited: str) -> Non
     assert "compute:" not in page, "a document of an older run knows none"
 
 
-def test_the_words_of_the_curve_have_the_speeds_that_it_draws() -> None:
+def test_the_description_of_a_chart_has_the_speeds_it_draws() -> None:
     entry = next(entry for entry in DOCUMENT.results if entry.is_single_decode)
     speed = entry.tokens_per_second
     drawn = speed_by_depth([replace(entry, tokens_per_second=replace(speed, mean=2 * speed.median))])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.app.sessions.store import SessionStore
-from tests.app.scripted_engine import ScriptedEngine
+from tests.support.scripted_engine import ScriptedEngine
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from headrace.app.engine.client import EngineClient
 from headrace.app.sessions.export import exported
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import EngineError, SessionError, UsageError
-from tests.app.chat.polling import until
-from tests.app.scripted_engine import Script, ScriptedEngine
 from tests.support.patience import PATIENCE_S
+from tests.support.polling import until
+from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.support.tiny_chat import write_chat_model
 
 
@@ -49,7 +49,7 @@ def test_candidates_speculate_as_the_session_does(talk: Conversation, engine: Sc
     assert [command.options.speculate for command in engine.commands[before:]] == ["off", "off"]
 
 
-def test_candidates_grow_at_the_same_time_and_one_is_taken(talk: Conversation, engine: ScriptedEngine) -> None:
+def test_candidates_are_generated_in_parallel_and_one_is_chosen(talk: Conversation, engine: ScriptedEngine) -> None:
     talk.branch.set_sampling({"seed": 5})
     engine.script(*(Script((f"{n}", "a", "b")) for n in range(3)))
     it = Candidates(talk, 3)

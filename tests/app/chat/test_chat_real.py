@@ -49,7 +49,7 @@ def ask(chat: Conversation, text: str) -> list[Event]:
     return wait(chat, lambda: chat.phase == "idle")
 
 
-def test_a_day_in_the_life_of_a_chat(chat: Conversation, client: EngineClient, store: SessionStore) -> None:
+def test_a_chat_session_with_the_default_model(chat: Conversation, client: EngineClient, store: SessionStore) -> None:
     events = ask(chat, "What is the capital of France?")
     question, answer = chat.messages
     assert "Paris" in answer.content

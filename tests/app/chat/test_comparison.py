@@ -14,8 +14,8 @@ from headrace.app.model_info import model_report as models_report
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import EngineError, SessionError, UsageError
 from headrace.runtime.machine.memory import MemoryBudget
-from tests.app.chat.polling import until
-from tests.app.scripted_engine import CARD, Script, ScriptedEngine
+from tests.support.polling import until
+from tests.support.scripted_engine import CARD, Script, ScriptedEngine
 
 GIB = 1 << 30
 WARM = AnswerSetup(None, "", {"temperature": 1.2})
@@ -118,7 +118,7 @@ def test_sides_continue_on_their_branches_and_one_is_taken(talk: Conversation) -
     assert [message.content for message in talk.messages] == said(a)
 
 
-def test_stopping_a_gives_b_its_turn(talk: Conversation) -> None:
+def test_stopping_the_first_side_starts_the_second(talk: Conversation) -> None:
     it = Comparison(talk, WARM, no_second)
     engine_of(talk).script(Script(("a",) * 9, hold=5), Script(("b",) * 9, hold=5))
     it.ask("Which?")
@@ -276,7 +276,7 @@ def test_a_question_longer_than_the_context_is_reported(talk: Conversation) -> N
     assert [said(side) for side in it.answers] == [["Which?"], ["Which?"]]
 
 
-def test_leaving_in_the_middle_keeps_all_of_it(talk: Conversation, tmp_path: Path) -> None:
+def test_leaving_a_comparison_keeps_both_partial_answers(talk: Conversation, tmp_path: Path) -> None:
     it = Comparison(talk, WARM, no_second)
     engine_of(talk).script(Script(("whole.",)), Script(("ha", "lf", "!"), hold=1))
     it.ask("Which?")

@@ -13,7 +13,7 @@ from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.events import ContextFull, Damaged, Delta, Done, Dropped, Event, Ready
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import DeletedError, EngineError, ModelNotFoundError, SessionError, UsageError
-from tests.app.scripted_engine import Script, ScriptedEngine, with_context
+from tests.support.scripted_engine import Script, ScriptedEngine, with_context
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_stopping_keeps_the_partial_answer_and_it_can_be_continued(chat: Convers
     assert not chat.messages[-1].partial
 
 
-def test_a_part_that_was_cut_off_has_no_figures(chat: Conversation, engine: ScriptedEngine) -> None:
+def test_a_continued_answer_that_failed_has_no_figures(chat: Conversation, engine: ScriptedEngine) -> None:
     engine.script(Script(pieces=("one ",), reason="length"), Script(pieces=("two ", "three"), hold=1))
     chat.send("count")
     until_idle(chat)
@@ -137,7 +137,7 @@ def test_a_part_that_was_cut_off_has_no_figures(chat: Conversation, engine: Scri
     assert (chat.messages[-1].content, chat.messages[-1].metrics) == ("one two ", None)
 
 
-def test_continuing_in_vain_keeps_the_figures(chat: Conversation, engine: ScriptedEngine) -> None:
+def test_continuing_without_new_text_keeps_the_figures(chat: Conversation, engine: ScriptedEngine) -> None:
     ask(chat, "q", "whole")
     before = chat.messages[-1].metrics
     engine.script(Script(pieces=(), prompt_tokens=90))
@@ -306,7 +306,9 @@ def test_the_engine_dying_keeps_the_partial_answer(chat: Conversation, engine: S
     assert shown(chat) == ["count", "one two"]
 
 
-def test_another_model_stops_the_answer_and_takes_the_next(chat: Conversation, engine: ScriptedEngine) -> None:
+def test_switching_models_stops_the_answer_and_answers_next_questions(
+    chat: Conversation, engine: ScriptedEngine
+) -> None:
     engine.script(Script(pieces=("one ", "two ", "three"), hold=1))
     chat.send("count")
     until_said(chat, "one ")
@@ -443,7 +445,7 @@ def test_a_question_that_waited_for_a_model_is_asked_when_one_can_be_loaded(
     assert (chat.phase, len(engine.commands)) == ("idle", 2)
 
 
-def test_one_answer_at_a_time_and_nothing_without_words(chat: Conversation, engine: ScriptedEngine) -> None:
+def test_blank_messages_and_a_second_answer_are_refused(chat: Conversation, engine: ScriptedEngine) -> None:
     for action in (chat.continue_answer, chat.regenerate, lambda: chat.send("  \n ")):
         with pytest.raises(UsageError):
             action()
@@ -502,7 +504,7 @@ def full_chat(chat: Conversation, engine: ScriptedEngine) -> None:
     assert stored(chat)[-1] == "q3"
 
 
-def test_what_only_the_user_can_decide_is_asked_in_order(chat: Conversation, engine: ScriptedEngine) -> None:
+def test_questions_to_the_user_are_asked_in_order(chat: Conversation, engine: ScriptedEngine) -> None:
     assert chat.questions == []
     full_chat(chat, engine)
     chat.store.db.full = True

@@ -10,7 +10,7 @@ from headrace.app.sessions.export import to_document, to_markdown
 from headrace.app.sessions.records import Message
 from headrace.app.sessions.store import SessionStore
 from headrace.app.tui.transcript.entry import Entry, LayoutOptions
-from tests.app.scripted_engine import CARD, ScriptedEngine
+from tests.support.scripted_engine import CARD, ScriptedEngine
 from tests.support.summaries import make_summary
 
 
@@ -52,7 +52,7 @@ def test_every_answer_stores_its_model_and_sampling(tmp_path: Path) -> None:
         assert details[-1] == "scripted-1b · temperature 0.6 · top_p 0.9 · system prompt: Be brief."
 
 
-def test_all_of_a_selected_answers_account_is_there_however_narrow_the_chat() -> None:
+def test_a_selected_answer_shows_all_figures_in_a_narrow_chat() -> None:
     figures = make_summary(36, 24, 355, 0.0767, 600.0, 156.0, 8.4, 0.25, 9_000_000)
     entry = Entry(Message(1, "s", None, "assistant", "So.", 0.0, finish_reason="cancelled", metrics=figures))
     cut = [line.plain for line, kind in entry.rows(LayoutOptions(40)) if kind == "meta"]
@@ -67,7 +67,7 @@ def test_all_of_a_selected_answers_account_is_there_however_narrow_the_chat() ->
     assert max(map(len, lines)) <= 40
 
 
-def test_an_answer_asked_for_before_the_model_is_there_keeps_the_models_settings(tmp_path: Path) -> None:
+def test_an_answer_requested_while_loading_stores_the_models_sampling(tmp_path: Path) -> None:
     with closing(SessionStore(tmp_path / "sessions.db")) as store:
         chat = Conversation(ScriptedEngine(), store)
         chat.send("Hi")  # starts the engine

@@ -53,12 +53,12 @@ def test_an_answer_without_kinds_is_read_by_its_tags(store: SessionStore) -> Non
         assert store.message(answer.id).by_kind.content.startswith("So.")
 
 
-def test_text_that_was_of_no_known_kind_is_of_the_last_one(store: SessionStore) -> None:
+def test_undecided_text_counts_as_the_open_section(store: SessionStore) -> None:
     answer = stored(store, delta(1, "<think>\nhm</thi", opening="<think>\n", thinking="hm"))
     assert (answer.by_kind.thinking, answer.by_kind.is_open) == ("hm</thi", True)
 
 
-def test_a_stopped_section_goes_on_with_its_line_ends(store: SessionStore) -> None:
+def test_continued_thinking_keeps_its_line_breaks(store: SessionStore) -> None:
     leaf = stored(store, delta(1, "<think>\nhm\n", opening="<think>\n", thinking="hm"))
     turn = Turn(store, leaf, continuing=True)
     turn.handle(delta(turn.id, "\nmm</think>So.", opening="\n", thinking="mm", closing="</think>", content="So."))

@@ -10,7 +10,7 @@ from headrace.app.engine.events import PromptCounted
 from headrace.app.sessions.records import Message, Session
 
 
-def test_a_folder_is_read_once_while_keys_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_not_read_again_for_every_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one.txt").write_text("one")
     read: list[str] = []
     real = attachments.read_attachment
@@ -31,7 +31,7 @@ def test_a_folder_is_read_once_while_keys_come(tmp_path: Path, monkeypatch: pyte
     assert asked.files == ("two",)
 
 
-def test_a_prompt_is_asked_for_as_it_will_be_sent() -> None:
+def test_a_prefetched_prompt_equals_the_sent_one() -> None:
     sampling = {"thinking": "on", "chat_template_kwargs": '{"preserve_thinking": true}'}
     session = Session("s", "", 0.0, 0.0, sampling=sampling)
     asked = unsent_message.UnsentMessage().update("why?", session, [])
@@ -42,7 +42,7 @@ def test_a_prompt_is_asked_for_as_it_will_be_sent() -> None:
     assert asked.variables == {"preserve_thinking": True}
 
 
-def test_nothing_is_asked_with_settings_that_cannot_be_sent() -> None:
+def test_invalid_settings_prefetch_nothing() -> None:
     session = Session("s", "", 0.0, 0.0, sampling={"temperature": -1})
     assert unsent_message.UnsentMessage().update("why?", session, []) is None
 

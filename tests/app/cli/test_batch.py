@@ -124,7 +124,7 @@ def test_a_model_that_was_retrained_in_place_does_not_resume_its_batch(tmp_path:
     assert Path(out).read_text() == first + "\n"
 
 
-def test_only_changed_lines_are_answered_anew(model: Path, tmp_path: Path) -> None:
+def test_resuming_a_batch_answers_changed_lines_only(model: Path, tmp_path: Path) -> None:
     source = tmp_path / "in"
     out = tmp_path / "out"
     arguments = (str(source), "-o", str(out), "-m", str(model), "-n", "2", "--in-order")

@@ -100,7 +100,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
         (["rm", "x", "--yes"], ("rm", {"name": "x", "yes": True})),
     ],
 )
-def test_default_commands_on_a_terminal(
+def test_command_lines_on_a_terminal_run_the_expected_command(
     arguments: list[str], meant: Call, headrace: Headrace, calls: list[Call]
 ) -> None:
     assert headrace(*arguments) == 0
@@ -125,7 +125,9 @@ def test_a_wrong_option_is_named_beside_one_that_only_the_chat_takes(
         (["Why is the sky blue?"], ("run", {"words": ("Why is the sky blue?",)})),
     ],
 )
-def test_default_commands_in_a_pipe(arguments: list[str], meant: Call, headrace: Headrace, calls: list[Call]) -> None:
+def test_command_lines_in_a_pipe_run_the_expected_command(
+    arguments: list[str], meant: Call, headrace: Headrace, calls: list[Call]
+) -> None:
     assert headrace(*arguments, stdin=False) == 0
     assert calls == [meant]
 
@@ -137,7 +139,7 @@ def test_options_of_llama_cpp_are_accepted(headrace: Headrace, calls: list[Call]
     assert calls == [("run", {"words": ("hi",), **given})]
 
 
-def test_options_of_the_chat_are_kept_with_its_session(tmp_path: Path) -> None:
+def test_options_of_the_chat_are_stored_in_its_session(tmp_path: Path) -> None:
     none = dict.fromkeys(chat.ChatOptions.__struct_fields__)
     store = SessionStore(tmp_path / "sessions.db")
     given = chat.ChatOptions(**{**none, "model": "m", "system": "Be brief.", "temperature": 0.5, "seed": 7})
@@ -199,7 +201,7 @@ def test_a_chat_with_a_server_asks_for_no_copy_of_a_draft(
         (["version"], "headrace "),
     ],
 )
-def test_help_and_version_are_shown_for_words_too(
+def test_the_words_help_and_version_work_like_the_flags(
     arguments: list[str], shown: str, headrace: Headrace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert headrace(*arguments) == 0
@@ -443,7 +445,7 @@ def test_a_system_without_another_thread_is_no_internal_error(
     assert "ulimit -u" in capsys.readouterr().err
 
 
-def test_values_are_named_in_one_form() -> None:
+def test_metavars_of_all_options_have_one_form() -> None:
     """A word in capitals, or the choices; a list has a comma and dots behind it."""
     form = re.compile(r"[\w.-]+(=[A-Z]+)?(\|[\w.-]+)*(,\.\.\.)?")
     for command in subcommands(cli):

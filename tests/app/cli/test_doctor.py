@@ -152,7 +152,7 @@ def test_energy_counters_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         assert diagnosis._energy_parts(known.machine) == expected
 
 
-def test_missing_compiler_is_the_first_suspect(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_kernels_are_explained_by_a_missing_compiler_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HEADRACE_KERNELS", raising=False)
     slow = replace(LINUX, kernels={"kernels": "reference", "reason": "not built"})
     assert "reinstall" in findings(slow)[0].do
@@ -215,7 +215,7 @@ def test_an_installed_version_hidden_by_a_running_clone_is_named(
     assert shadowed() is None
 
 
-def test_broken_things_come_first() -> None:
+def test_findings_are_sorted_by_severity() -> None:
     ill = replace(
         MAC, swap_used=6 * GIB, versions={**MAC.versions, "gguf": None}, power=PowerState(True, 1, True, True)
     )
@@ -293,7 +293,7 @@ def test_mlx_that_does_not_load_is_a_finding_not_a_crash(monkeypatch: pytest.Mon
     assert "broken: MLX does not work here: libmlx.so: undefined symbol\n" in result.stdout
 
 
-def test_settings_sessions_and_models_are_looked_at(quick: Path) -> None:
+def test_doctor_examines_settings_sessions_and_models(quick: Path) -> None:
     state = json.loads(CliRunner().invoke(doctor, ["--json"]).stdout)
     assert state["user_files"] == {"settings": "no file: defaults apply", "sessions": "none yet", "models": "none yet"}
     write_default()
@@ -406,7 +406,7 @@ def test_commands_of_a_python_without_mlx_end_with_one_line(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("command", [["run", "hello"], ["doctor"]])
-def test_a_missing_msgspec_is_not_left_to_doctor(command: list[str], tmp_path: Path) -> None:
+def test_a_missing_msgspec_is_one_error_with_a_hint(command: list[str], tmp_path: Path) -> None:
     """The report of doctor is made of structs, so doctor ends with the same error."""
     (tmp_path / "sitecustomize.py").write_text(_BLOCKED.format(packages=("msgspec",)))
     ran = commands.headrace(*command, home=tmp_path, code=1, PYTHONPATH=str(tmp_path))

@@ -102,7 +102,7 @@ def test_a_draft_of_other_tokens_is_one_clear_error(model: Path, other: Path) ->
     assert load_draft(resolve(str(model)), loaded).network.vocab_size == loaded.network.vocab_size
 
 
-def test_the_command_line_goes_before_the_settings() -> None:
+def test_the_draft_model_of_the_command_line_overrides_the_settings() -> None:
     small = Settings(chat=ChatSettings(draft="small"))
     assert LoadArguments().chosen_draft(Settings(), None) is None
     assert LoadArguments().chosen_draft(small, None) == "small"

@@ -27,12 +27,12 @@ from headrace.models.gguf import container
 from headrace.models.registry import import_gguf
 from headrace.models.registry.store import CachedFiles, Store
 from headrace.runtime.errors import HeadraceError, UsageError
-from tests.models.gguf.build import write_adapter as write_gguf_adapter
-from tests.models.gguf.build import write_gguf
 from tests.support import mtp_models
 from tests.support.adapters import write_adapter
 from tests.support.checkpoints import WHOLE_CONFIG, header, shard, write
 from tests.support.commands import HEADRACE, ForkedProcess, headrace
+from tests.support.gguf_models import write_adapter as write_gguf_adapter
+from tests.support.gguf_models import write_gguf
 from tests.support.hub_server import HubServer
 from tests.support.patience import PATIENCE_S
 from tests.support.processes import wait_until_asleep
@@ -390,7 +390,7 @@ def test_a_command_that_resolves_elsewhere_opens_a_new_gguf_once(
     assert len(store.list()) == installed
 
 
-def test_no_copy_on_a_full_disk(store: Store, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copying_a_gguf_to_a_full_disk_is_refused(store: Store, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download_plan, "_free_bytes", lambda _: 1000)
     with pytest.raises(HeadraceError, match=r"0\.98 KiB are free"):
         agree_to_copy(str(gguf))

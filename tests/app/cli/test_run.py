@@ -92,7 +92,7 @@ def test_json_has_the_promised_keys_and_figures_that_agree(model: Path, home: Pa
     assert answer["ttft_s"] >= answer["tokenize_s"] + answer["prefill_s"]
 
 
-def test_the_end_of_turn_is_a_step_and_no_token(model: Path, home: Path) -> None:
+def test_the_end_of_turn_token_counts_as_a_step_but_not_as_output(model: Path, home: Path) -> None:
     answer = document("hi", "-m", str(model), "--logit-bias", f"{IM_END}=100", home=home)
     assert (answer["completion_tokens"], answer["decode_steps"]) == (0, 1)
     assert (answer["finish_reason"], answer["ended_by"]) == ("stop", "end_of_turn")
@@ -110,7 +110,7 @@ def test_the_reported_seed_reproduces_the_answer(model: Path, home: Path) -> Non
     assert again["tokens"] == first["tokens"]
 
 
-def test_an_infinite_bias_is_still_json(model: Path, home: Path) -> None:
+def test_an_infinite_logit_bias_is_valid_json(model: Path, home: Path) -> None:
     done = headrace("run", "hi", "-m", str(model), "-n", "2", "--logit-bias", "5=-inf", "--json", home=home)
     assert "Infinity" not in done.stdout
     assert json.loads(done.stdout)["sampling"]["logit_bias"] == {"5": "-inf"}
@@ -272,7 +272,7 @@ def test_thinking_ends_with_its_budget(tmp_path: Path, home: Path) -> None:
         assert "--thinking must be" in headrace("run", "hi", f"--thinking={value}", home=home).stderr
 
 
-def test_bytes_that_are_no_text_are_refused(model: Path, home: Path) -> None:
+def test_input_that_is_not_utf_8_is_refused(model: Path, home: Path) -> None:
     done = headrace("run", "-m", str(model), home=home, stdin=b"\xff\xfe")
     assert (done.returncode, done.stdout) == (2, "")
     assert "UTF-8" in done.stderr
@@ -398,7 +398,7 @@ def test_an_interrupted_json_answer_is_still_a_document(endless: Path, home: Pat
     assert answer["completion_tokens"] == len(answer["tokens"]) > 0
 
 
-def test_a_reader_that_leaves_early_is_no_error(endless: Path, home: Path) -> None:
+def test_a_closed_pipe_ends_run_without_an_error(endless: Path, home: Path) -> None:
     process = start("hi", "-m", str(endless), *FOREVER, home=home)
     assert process.stdout is not None
     assert process.stderr is not None

@@ -66,7 +66,7 @@ def test_sessions_are_listed_with_title_and_model(home: Path, session: str) -> N
     assert (row["id"], row["messages"], row["system"]) == (session, 3, "Be brief.")
 
 
-def test_sessions_looked_at_are_counted(home: Path, store: SessionStore) -> None:
+def test_sessions_doctor_counts_conversations_and_messages(home: Path, store: SessionStore) -> None:
     session = store.create()
     asked = store.add(session.id, None, "user", "one alone")
     assert headrace(home, "sessions", "doctor").stdout == "1 conversation with 1 message\n"

@@ -46,6 +46,6 @@ def test_control_tokens_only_where_asked_for(model: Path) -> None:
     assert IM_END not in [row["id"] for row in json.loads(invoke(model, text, "--json"))["tokens"]]
 
 
-def test_bytes_that_are_no_text_are_refused(model: Path) -> None:
+def test_input_that_is_not_utf_8_is_refused(model: Path) -> None:
     with pytest.raises(UsageError, match="byte 1"):
         invoke(model, "-", stdin=b"a\xff")

@@ -45,7 +45,7 @@ def defined(file: str) -> set[str]:
 
 
 @pytest.mark.parametrize("subject", ["a prompt", "an option", "a record"])
-def test_the_functions_of_a_way_are_in_the_files_of_their_row(subject: str) -> None:
+def test_tables_of_architecture_name_functions_of_their_files(subject: str) -> None:
     table = rows(subject)
     assert len(table) > 10
     for files, functions in table:
@@ -53,7 +53,7 @@ def test_the_functions_of_a_way_are_in_the_files_of_their_row(subject: str) -> N
         assert all(defined(file) & set(functions) for file in files)
 
 
-def test_a_prompt_takes_the_way_in_architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_calls_the_functions_listed_in_architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
     model = write_chat_model(tmp_path / "tiny")
     notes = tmp_path / "notes.txt"

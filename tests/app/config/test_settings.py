@@ -170,7 +170,7 @@ def test_a_change_that_would_not_load_is_refused(path: Path, section: str, name:
     assert path.read_text() == default_text()
 
 
-def test_a_file_not_understood_is_not_touched(path: Path) -> None:
+def test_a_settings_file_with_errors_is_not_rewritten(path: Path) -> None:
     written(path, "[chat]\nmodle = 'x'\n")
     with pytest.raises(UsageError, match="modle"):
         save_setting("screen", "theme", "nord", path)

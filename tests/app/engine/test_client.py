@@ -41,8 +41,8 @@ from headrace.models.text.encoding import EncodingStoppedError
 from headrace.models.text.thinking import read_tags
 from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.errors import EngineError
-from tests.models.gguf.build import write_gguf
 from tests.support.damaged import install_damaged
+from tests.support.gguf_models import write_gguf
 from tests.support.hosted import begin
 from tests.support.patience import PATIENCE_S
 from tests.support.tiny_chat import IM_END, write_chat_model
@@ -432,7 +432,7 @@ def test_the_engine_does_not_outlive_the_chat(model: Path, moment: str) -> None:
     assert eventually(lambda: ended(engine))
 
 
-def test_a_folder_called_app_is_not_ours(
+def test_a_project_folder_named_app_is_not_imported(
     client: EngineClient, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "app").mkdir()

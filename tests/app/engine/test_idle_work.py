@@ -16,7 +16,7 @@ from headrace.models.registry.resolve import resolve
 from headrace.runtime.errors import HeadraceError
 from headrace.runtime.machine.machine_load import CPUUse
 from headrace.runtime.machine.peaks import Peak
-from tests.app.scripted_engine import MACHINE, PEAK
+from tests.support.scripted_engine import MACHINE, PEAK
 from tests.support.summaries import make_summary
 
 

@@ -96,7 +96,7 @@ def test_a_damaged_file_is_computed_again(model: Path, harm: str) -> None:
     assert ask(opened(model), again(said))[0] == expected
 
 
-def test_writing_stops_at_the_next_request(model: Path) -> None:
+def test_writing_kv_to_disk_stops_at_the_next_request(model: Path) -> None:
     host = opened(model)
     ask(host, [LONG])
     for blocks in (1, 3):
@@ -108,7 +108,7 @@ def test_writing_stops_at_the_next_request(model: Path) -> None:
     assert not host._disk_cache.write_due
 
 
-def test_other_files_of_the_model_and_a_store_of_nothing_keep_apart(model: Path, tmp_path: Path) -> None:
+def test_kv_on_disk_is_not_shared_by_other_weights_or_a_disabled_store(model: Path, tmp_path: Path) -> None:
     host = opened(model)
     said, _ = ask(host, [LONG])
     host.idle.write_disk_cache(never)

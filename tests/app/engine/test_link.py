@@ -19,10 +19,11 @@ from headrace.app.engine.link import EngineLink, _exit_message
 from headrace.app.engine.process import EventSender
 from headrace.app.engine.wire import Channel, socket_pair
 from headrace.runtime.engine.request import Finished
-from tests.app.scripted_engine import record, summary
 from tests.support.deltas import delta
 from tests.support.patience import PATIENCE_S
+from tests.support.scripted_engine import record, summary
 
+STUTTERING_ENGINE = Path(__file__).parents[2] / "support" / "stuttering_engine.py"
 MESSAGES = st.lists(
     st.one_of(st.text(), st.binary(max_size=300), st.integers(), st.tuples(st.text(), st.none())), max_size=20
 )
@@ -32,7 +33,7 @@ MESSAGES = st.lists(
 def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineLink]:
     """A link to a stuttering engine."""
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
-    monkeypatch.setattr("headrace.app.engine.link._START", Path(__file__).with_name("stuttering_engine.py"))
+    monkeypatch.setattr("headrace.app.engine.link._START", STUTTERING_ENGINE)
     monkeypatch.setattr("headrace.app.engine.link._GRACE_S", PATIENCE_S)  # an interpreter that ends can take its time
     link = EngineLink()
     told(link, "say 1")
@@ -89,7 +90,7 @@ def test_any_cut_of_the_stream_gives_the_same_messages(messages: list[Any], data
 
 
 @given(MESSAGES.filter(bool), st.data())
-def test_an_unfinished_message_is_not_given(messages: list[Any], data: st.DataObject) -> None:
+def test_an_incomplete_message_is_not_delivered(messages: list[Any], data: st.DataObject) -> None:
     stream = packed(messages)
     last = len(packed(messages[-1:]))
     ours, theirs = socket_pair()
@@ -102,7 +103,7 @@ def test_an_unfinished_message_is_not_given(messages: list[Any], data: st.DataOb
         assert not channel.is_garbled
 
 
-def test_messages_before_bytes_that_are_no_message_are_given() -> None:
+def test_messages_before_garbage_bytes_are_delivered() -> None:
     ours, theirs = socket_pair()
     with ours, theirs:
         ours.sendall(packed(["first"]) + b"\0" * 7 + b"\1x" + packed(["behind"]))
@@ -120,7 +121,7 @@ def test_many_messages_at_once_and_one_that_fills_the_socket_many_times(link: En
     assert drained(link, 1) == [LoadProgress("x" * 5_000_000, 0, None)]
 
 
-def test_half_a_message_waits_for_the_other_half(link: EngineLink) -> None:
+def test_a_message_received_in_two_halves_is_delivered_whole(link: EngineLink) -> None:
     told(link, "half 1000")
     told(link, "say 0")
     for _ in range(20):
@@ -204,7 +205,7 @@ def test_messages_of_a_killed_process_are_delivered(link: EngineLink) -> None:
     assert link.drain() == []
 
 
-def test_bytes_that_are_no_message_end_the_process(link: EngineLink) -> None:
+def test_garbage_bytes_end_the_engine_process(link: EngineLink) -> None:
     link._incoming += b"\0" * 7 + b"\x01"  # a length of one, and what comes next is no pickle
     told(link, "say 1")
     (died,) = drained(link, 1)

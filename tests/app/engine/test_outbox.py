@@ -32,7 +32,7 @@ def deltas(pieces: list[str], *, thinks: bool, text_s: float = -1.0, opening: st
 
 
 @pytest.mark.parametrize("text_s", [-1.0, 99.0])
-def test_thinking_and_content_are_apart(text_s: float) -> None:
+def test_deltas_separate_thinking_from_content(text_s: float) -> None:
     sent = deltas(["hm", "\n</thi", "nk>\n", "\nSo"], thinks=True, text_s=text_s, opening="<think>\n")
     assert "".join(delta.text for delta in sent) == "<think>\nhm\n</think>\n\nSo"
     assert "".join(delta.thinking for delta in sent) == "hm"
@@ -45,12 +45,12 @@ def test_all_text_of_a_model_that_does_not_think_is_content() -> None:
     assert not any(delta.thinking for delta in sent)
 
 
-def test_half_a_tag_is_of_its_section_at_the_end() -> None:
+def test_an_incomplete_tag_at_the_end_counts_as_its_section() -> None:
     sent = deltas(["<think>hm", "</th"], thinks=True)
     assert [delta.thinking for delta in sent if delta.thinking] == ["hm", "</th"]
     assert "".join(delta.text for delta in sent) == "<think>hm</th"
 
 
-def test_text_after_the_first_is_sent_together() -> None:
+def test_text_after_the_first_piece_is_sent_in_batches() -> None:
     sent = deltas(["a", "b", "c"], thinks=False, text_s=99.0)
     assert [delta.text for delta in sent] == ["a", "bc"]

@@ -118,7 +118,7 @@ def test_status_covers_all_running_requests(host: EngineHost, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("timed_every", [16, 0])
-def test_all_steps_are_sent(host: EngineHost, monkeypatch: pytest.MonkeyPatch, timed_every: int) -> None:
+def test_records_of_all_steps_are_sent(host: EngineHost, monkeypatch: pytest.MonkeyPatch, timed_every: int) -> None:
     monkeypatch.setattr(host, "timed_every", timed_every)
     events: list[Event] = []
     begin(host, asked(1), CancelFlag(), events.append)
@@ -154,7 +154,7 @@ def test_text_is_sent_at_the_interval_of_its_reader(
         assert {len(delta.records) for delta in deltas[2:-1]} == {steps}
 
 
-def test_hosts_know_their_reader(model: Path, host: EngineHost) -> None:
+def test_the_engine_sends_text_at_the_rate_of_chat_or_server(model: Path, host: EngineHost) -> None:
     served = EngineHost.load(ModelSpec(str(model), context=600, serving=True), lambda *_: None)
     for each, seconds in ((host, TEXT_S), (served, SERVED_TEXT_S)):
         begin(each, asked(1, 2), CancelFlag(), lambda _: None)

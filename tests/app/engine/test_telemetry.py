@@ -26,8 +26,8 @@ from headrace.runtime.engine.request import Finished
 from headrace.runtime.errors import UsageError
 from headrace.runtime.machine.peaks import Peak
 from headrace.runtime.metrics.telemetry import PoolStats, StepParts
-from tests.app.scripted_engine import CARD, record
 from tests.support.deltas import delta
+from tests.support.scripted_engine import CARD, record
 from tests.support.summaries import make_summary
 
 SECRET = "a secret text"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.hosts.killed import PHASES, Run, kill_ranks
+from tests.support.killed_hosts import PHASES, Run, kill_ranks
 from tests.support.tiny_chat import write_chat_model
 
 

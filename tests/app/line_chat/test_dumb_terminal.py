@@ -63,7 +63,7 @@ def test_a_chat_on_a_dumb_terminal(start: Start, tmp_path: Path) -> None:
     assert contents[::2] == ["first", "one\ntwo\nthree"]
 
 
-def test_an_empty_chat_prints_no_way_back(start: Start, tmp_path: Path) -> None:
+def test_an_empty_chat_prints_no_resume_command(start: Start, tmp_path: Path) -> None:
     model = write_chat_model(tmp_path / "tiny")
     chat = start("-m", str(model))
     chat.expect(PROMPT)

@@ -16,7 +16,7 @@ from headrace.app.output.progress import StageProgress
 from headrace.app.sessions.records import Draft
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import FullDiskError
-from tests.app.scripted_engine import Script, ScriptedEngine
+from tests.support.scripted_engine import Script, ScriptedEngine
 
 
 class ScriptedLines(LineTerminal):
@@ -164,7 +164,9 @@ class Drawn(StageProgress):
         self.is_drawn = False
 
 
-def test_progress_of_a_load_stands_alone(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_text_is_printed_while_a_progress_line_is_drawn(
+    store: SessionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawn = Drawn()
     monkeypatch.setattr(line_chat, "stage_progress", lambda: drawn)
     engine = ScriptedEngine()
@@ -194,7 +196,9 @@ def test_progress_of_a_load_stands_alone(store: SessionStore, monkeypatch: pytes
     assert contents(chat)[-1] == "Hello, world."
 
 
-def test_only_a_load_that_a_line_starts_is_waited_for(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_chat_waits_only_for_loads_that_a_line_started(
+    store: SessionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = ScriptedEngine()
     monkeypatch.setattr(engine, "_load", list)  # no event: the model goes on loading
     lines = ScriptedLines("/help", "", "/restart")
@@ -293,7 +297,7 @@ def test_an_edited_answer_goes_on_without_its_typed_text(store: SessionStore) ->
 
 
 @pytest.mark.parametrize("line", ["/edit second", "/branch there", "/summary new"])
-def test_another_word_than_that_of_the_table_is_refused(line: str, store: SessionStore) -> None:
+def test_unknown_arguments_of_commands_are_refused(line: str, store: SessionStore) -> None:
     printed, chat = chatted(store, "first", line)
     assert f"{line.partition(' ')[0]} [" in printed
     assert contents(chat) == ["first", "Hello, world."]
@@ -413,7 +417,7 @@ def test_a_full_disk_that_refuses_a_choice_is_asked_about(store: SessionStore, m
     assert store.unsaved is not None
 
 
-def test_a_dead_engine_and_a_model_that_fails_leave_a_way_out(store: SessionStore) -> None:
+def test_the_line_chat_survives_a_dead_engine_and_a_failed_model(store: SessionStore) -> None:
     engine = ScriptedEngine()
     lines = ScriptedLines("Hi", "again")
     chat = LineChat(Conversation(engine, store), lines)
@@ -485,7 +489,7 @@ def test_a_full_disk_offers_an_unsaved_session(
     assert printed.count(answer) == 2
 
 
-def test_a_schema_counts_from_the_next_answer_on(store: SessionStore, tmp_path: Path) -> None:
+def test_a_schema_applies_from_the_next_answer(store: SessionStore, tmp_path: Path) -> None:
     file = tmp_path / "book.json"
     file.write_text('{"type": "object", "properties": {"title": {"type": "string"}}}')
     engine = ScriptedEngine()
@@ -512,6 +516,6 @@ def test_a_message_may_have_several_lines(store: SessionStore) -> None:
     ("typed", "value"),
     [("stop a=b", ["a=b"]), ("stop=a=b", ["a=b"]), ("stop = a", ["a"]), ("stop a", ["a"])],
 )
-def test_only_the_equals_sign_after_a_name_separates(store: SessionStore, typed: str, value: list[str]) -> None:
+def test_set_splits_at_the_first_equals_sign_only(store: SessionStore, typed: str, value: list[str]) -> None:
     _, chat = chatted(store, f"/set {typed}")
     assert list(chat.conversation.session.sampling["stop"]) == value

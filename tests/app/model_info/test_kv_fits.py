@@ -55,7 +55,7 @@ def test_context_fits_are_shown_in_a_column() -> None:
     assert fits_short({"f16": 4100}, 8192) == "4k"
 
 
-def test_every_name_is_understood() -> None:
+def test_every_kv_format_name_is_read() -> None:
     assert [kv_choice(name) for name in KV_NAMES] == [*FORMATS, "auto"]
     assert {"q8", "k8v4", "q4"} == PACKED
     with pytest.raises(UsageError, match="q5"):

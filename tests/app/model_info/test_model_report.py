@@ -6,7 +6,7 @@ from typing import Any
 from headrace.app.model_info.model_report import quantization_document
 
 
-def test_an_entry_without_a_mode_is_affine_whatever_the_general_mode() -> None:
+def test_a_quantized_tensor_without_a_mode_is_reported_as_affine() -> None:
     section = {"bits": 4, "group_size": 32, "mode": "mxfp4", "lm_head": {"bits": 8, "group_size": 64}}
     checkpoint: Any = SimpleNamespace(quantization=section, tensors=dict.fromkeys(("mlp.scales", "lm_head.scales")))
     document = quantization_document(checkpoint)

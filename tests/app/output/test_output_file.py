@@ -42,7 +42,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_place_that_is_none_is_the_command_lines_fault(tmp_path: Path) -> None:
+def test_an_output_path_that_cannot_exist_is_a_usage_error(tmp_path: Path) -> None:
     for path in (tmp_path / "no" / "talk.md", tmp_path):
         with pytest.raises(UsageError, match="cannot be written"):
             write_output(path, "text")

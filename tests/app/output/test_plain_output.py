@@ -6,7 +6,7 @@ from headrace.app.output.plain_output import PlainOutput
 
 
 @pytest.mark.parametrize("pieces", [["a\r", "\n"], ["a\n"], ["a", ""], ["a"]])
-def test_the_last_line_ends_once(pieces: list[str]) -> None:
+def test_plain_output_ends_with_one_line_break(pieces: list[str]) -> None:
     appended: list[str] = []
     output = PlainOutput(appended.append)
     for piece in pieces:
@@ -16,7 +16,7 @@ def test_the_last_line_ends_once(pieces: list[str]) -> None:
     assert "".join(appended) == "a\n"
 
 
-def test_nothing_of_a_text_changes_the_next_one() -> None:
+def test_each_text_of_plain_output_is_sanitised_separately() -> None:
     appended: list[str] = []
     output = PlainOutput(appended.append)
     for text in ("a\r", "\nع", "\u200db"):

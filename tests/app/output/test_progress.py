@@ -22,7 +22,9 @@ def test_in_a_pipe_each_stage_is_one_line(capsys: pytest.CaptureFixture[str]) ->
     assert captured.out == ""
 
 
-def test_a_log_may_leave_out_short_stages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_progress_log_can_leave_out_short_stages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     clock = [0.0]
     monkeypatch.setattr(progress_module.time, "monotonic", lambda: clock[0])
     with drawn_progress(log_after_s=10.0) as progress:

@@ -82,7 +82,7 @@ def test_chunking_does_not_change_sanitised_text(pieces: list[str]) -> None:
 @given(text=any_text)
 @example(text="".join(ORDINARY.values()))
 @example(text="".join(text for text, _ in HARMFUL.values()))
-def test_characters_one_by_one_give_the_same(text: str) -> None:
+def test_sanitising_by_character_equals_sanitising_the_whole_text(text: str) -> None:
     stream = Sanitiser()
     assert "".join(map(stream.feed, text)) == sanitise(text)
 
@@ -98,7 +98,7 @@ def test_no_forbidden_character_comes_out(text: str) -> None:
 
 
 @given(text=any_text)
-def test_safe_text_is_safe(text: str) -> None:
+def test_sanitising_twice_changes_nothing(text: str) -> None:
     assert sanitise(sanitise(text)) == sanitise(text)
 
 

@@ -45,7 +45,7 @@ def test_required_columns_move_to_a_second_line() -> None:
     assert lines(COLUMNS, 13, rule=False) == ["name", "  speed", "one", "  1,234", "another", "      5"]
 
 
-def test_only_text_that_may_be_is_shortened() -> None:
+def test_only_columns_marked_as_text_are_shortened() -> None:
     columns = [Column("title", ["a long title of a chat"], right=False, least=6), Column("n", ["123456789"])]
     assert lines(columns, 20, header=False) == ["a long t…  123456789"]
     assert all("123456789" in "".join(lines(columns, width)) for width in range(1, 40))
@@ -78,7 +78,7 @@ def figures(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_predict_keeps_its_speeds(terminal: Any, width: int, tmp_path: Path) -> None:
+def test_predict_shows_all_speeds_at_every_width(terminal: Any, width: int, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config_of("qwen3")))
     arguments = ("-m", str(tmp_path), "--chip", "m4 max", "--chip", "rtx 4090", "--context", "0,100,200")
     document = json.loads("".join(terminal(width, predict, *arguments, "--json")))
@@ -94,7 +94,9 @@ def test_predict_keeps_its_speeds(terminal: Any, width: int, tmp_path: Path) -> 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("width", WIDTHS)
-def test_fit_chips_and_models_list_keep_theirs(terminal: Any, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_chips_and_models_list_show_all_figures_at_every_width(
+    terminal: Any, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # What fits follows the memory that is free: other tests must not change it between two of these tables.
     monkeypatch.setattr("headrace.app.cli.models.usable_memory", lambda: 20 << 30)
     for command, *arguments in (
@@ -113,7 +115,7 @@ def test_fit_chips_and_models_list_keep_theirs(terminal: Any, width: int, monkey
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_sessions_list_keeps_ids_and_most_of_the_title(terminal: Any, width: int) -> None:
+def test_sessions_list_shows_ids_and_titles_at_every_width(terminal: Any, width: int) -> None:
     store = SessionStore()
     made = store.create(model="a/model")
     store.rename(made.id, "A long conversation about water mills and the channels that feed them")
@@ -126,7 +128,7 @@ def test_sessions_list_keeps_ids_and_most_of_the_title(terminal: Any, width: int
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_compare_keeps_ratio_and_verdict(
+def test_compare_shows_ratio_and_verdict_at_every_width(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))

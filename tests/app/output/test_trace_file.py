@@ -17,8 +17,8 @@ from headrace.app.tui.metrics.facts import facts
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.metrics.traced import traced
 from headrace.runtime.metrics.telemetry import StepParts, StepRecord
-from tests.app.scripted_engine import CARD, record
 from tests.support.deltas import delta, delta_of
+from tests.support.scripted_engine import CARD, record
 
 METADATA = {"process_name", "thread_name"}
 
@@ -146,7 +146,9 @@ def replayed(text: str) -> list[tuple[int, str, int, int]]:
 
 
 @given(st.lists(STEPS, min_size=1, max_size=3), st.none() | st.floats(0.1, 1e4))
-def test_perfetto_would_drop_no_slice(streams: list[list[tuple[float, int, int]]], bandwidth: float | None) -> None:
+def test_slices_of_a_trace_are_nested_as_perfetto_requires(
+    streams: list[list[tuple[float, int, int]]], bandwidth: float | None
+) -> None:
     sequences = [TracedSequence(f"sequence {n}", [], 0.1, steps_of(drawn)) for n, drawn in enumerate(streams)]
     document = trace(sequences, bandwidth, {})
     kept = replayed(json.dumps(document))
@@ -157,7 +159,7 @@ def test_perfetto_would_drop_no_slice(streams: list[list[tuple[float, int, int]]
         assert all(abs(each[3] - one[0] * 1e9) <= 1 for each, one in zip(steps, drawn, strict=True))
 
 
-def test_a_slice_across_the_end_of_another_would_be_seen() -> None:
+def test_overlapping_slices_are_detected_by_the_check() -> None:
     document = trace([TracedSequence("one", [], 0.0, steps_of([(0.001, 0, 0), (0.001, 0, 0)]))], None, {})
     slices = [event for event in document["traceEvents"] if event["ph"] == "X"]
     slices[0]["dur"] += 0.001

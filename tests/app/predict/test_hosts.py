@@ -51,7 +51,7 @@ def test_one_machine_is_the_prediction_of_one_machine() -> None:
     assert computed(TWO[:1], "alone").memory == pytest.approx((alone.memory,), rel=1e-6)
 
 
-def test_an_ideal_link_costs_nothing() -> None:
+def test_an_ideal_link_adds_no_time() -> None:
     """Tensor parallel halves the bytes; a pipeline halves memory, and computes two answers in the time of one."""
     alone, tensor, pipeline = (computed(TWO[:n], way) for n, way in ((1, "alone"), (2, "tensor"), (2, "pipeline")))
     assert 1.8 < tensor.speed / alone.speed < 2

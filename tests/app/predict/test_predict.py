@@ -34,7 +34,7 @@ from headrace.models.cost.costs import working_memory
 from headrace.models.registry.catalog import find, load_catalog
 from headrace.runtime.errors import UsageError
 from headrace.runtime.ops.kv_format import FLOAT16, FORMATS, K8V4, Q4, Q8
-from tests.app.scripted_engine import PEAK
+from tests.support.scripted_engine import PEAK
 
 ENGINES = ("mlx-lm", "llama.cpp")
 SHAPE = find("llama-3.1-8b").step_shape
@@ -123,7 +123,7 @@ def test_the_stated_errors_are_of_sources_that_were_left_out(engine: str) -> Non
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_constants_are_those_the_figures_give(engine: str) -> None:
+def test_the_stated_constants_equal_a_new_fit_to_published_figures(engine: str) -> None:
     stated = assumptions(engine)
     fresh = fitted(of(engine), stated)
     for name in ("efficiency", "kernel_us", "ultra_efficiency", "per_generation", "mixture"):
@@ -165,7 +165,7 @@ def test_layers_take_longer_with_experts_and_on_older_chips() -> None:
         ("", 17),
     ],
 )  # fmt: skip
-def test_families_have_their_kernels(family: str, kernels: int) -> None:
+def test_number_of_kernels_per_family(family: str, kernels: int) -> None:
     assert assumptions("mlx-lm").kernels_of(family) == kernels
 
 
@@ -222,7 +222,7 @@ def test_a_fit_of_this_machine_goes_before_published_constants() -> None:
     assert largest_context(SHAPE, target) is None
 
 
-def test_where_nothing_supports_an_expectation_there_is_none() -> None:
+def test_chips_without_published_figures_have_no_expected_speed() -> None:
     assert predict(SHAPE, chip_target("RTX 4090"), 0).expected is None
 
 
@@ -400,7 +400,7 @@ def test_a_mac_gives_its_gpu_two_thirds_of_a_small_memory(gigabytes: int, megaby
     assert usable_bytes(gigabytes, apple=True) >> 20 == megabytes
 
 
-def test_only_variants_that_are_sold_with_the_memory_are_meant() -> None:
+def test_memory_selects_the_variants_sold_with_it() -> None:
     assert [target.name for target in chip_targets("M4 Max", 128)] == ["M4 Max (40-core)"]
     assert len(chip_targets("M4 Max", None)) == 2
 

@@ -24,9 +24,9 @@ from headrace.models.loading.load import load_model
 from headrace.models.registry.resolve import resolve
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import HeadraceError, UsageError
-from tests.models.gguf.build import write_gguf
 from tests.support.alone import new_cache
 from tests.support.commands import headrace
+from tests.support.gguf_models import write_gguf
 from tests.support.tiny import VARIANTS
 from tests.support.tiny_chat import write_chat_model
 

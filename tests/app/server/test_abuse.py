@@ -139,7 +139,7 @@ def test_a_log_line_is_one_line(start: Starter) -> None:
     assert "\x1b" not in server.errors
 
 
-def test_an_allowed_page_reads_why_it_is_refused(start: Starter) -> None:
+def test_errors_have_cors_headers_for_allowed_origins(start: Starter) -> None:
     server = start("--api-key", "secret", "--allow-origin", "https://page.example")
     page = "https://page.example"
     refused = httpx.post(f"{server.root}{CHAT}", json={}, headers={"Origin": page})
@@ -150,7 +150,7 @@ def test_an_allowed_page_reads_why_it_is_refused(start: Starter) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of another process")
-def test_the_longest_idle_connection_makes_room(start: Starter) -> None:
+def test_the_longest_idle_connection_is_closed_at_the_limit(start: Starter) -> None:
     server = start()
     resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (128, 128))  # type: ignore[attr-defined,unused-ignore]
     with ExitStack() as stack:

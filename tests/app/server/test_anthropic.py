@@ -231,7 +231,7 @@ def test_calls_of_tools_in_a_stream_and_a_message(made: Sequence[Delta]) -> None
     assert whole.document()["stop_reason"] == "tool_use"
 
 
-def test_a_cut_call_has_its_arguments_as_text() -> None:
+def test_an_incomplete_tool_call_has_its_arguments_as_text() -> None:
     form = MessageForm(call(), "tiny")
     for event in (delta(1, "", (), calls=(ToolCall("count", '{"n": 1'),)), done("length")):
         form.take(0, event)

@@ -22,7 +22,7 @@ def test_millions_of_values_are_refused_before_they_are_made(value: str) -> None
     assert peak < 3 * len(data)
 
 
-def test_long_texts_with_commas_are_no_attack() -> None:
+def test_long_texts_with_commas_are_accepted() -> None:
     text = 'a, b, [c], {d}, "e", \\ ' * 100_000
     assert parse_object(json.dumps({"prompt": text}).encode()) == {"prompt": text}
 

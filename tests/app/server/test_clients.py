@@ -104,7 +104,7 @@ def test_stop_strings_end_a_text(openai_client: "openai.OpenAI") -> None:
     assert both.choices[2].text == both.choices[3].text
 
 
-def test_a_gap_needs_a_model_with_tokens_for_it(openai_client: "openai.OpenAI") -> None:
+def test_fill_in_middle_is_refused_for_models_without_its_tokens(openai_client: "openai.OpenAI") -> None:
     import openai
 
     with pytest.raises(openai.BadRequestError, match="fill-in-the-middle"):

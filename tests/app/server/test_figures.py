@@ -68,7 +68,7 @@ def test_telemetry_has_every_step_and_no_text(client: httpx.Client, server: Serv
     assert "load" in names
 
 
-def test_a_reader_has_the_events(client: httpx.Client, server: ServerProcess) -> None:
+def test_the_telemetry_reader_receives_all_events(client: httpx.Client, server: ServerProcess) -> None:
     reader = TelemetryReader(HTTPAddress(server.root))
     events: list[Event] = []
     deadline = time.monotonic() + PATIENCE_S

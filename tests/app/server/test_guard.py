@@ -18,7 +18,7 @@ def status(rules: Rules, path: str = "/v1/models", method: str = "GET", **header
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8080", "127.0.0.1:1", "127.9.9.9", "[::1]:8080", "[::1]"])
-def test_hosts_of_this_machine_are_let_in(host: str) -> None:
+def test_local_host_headers_are_accepted(host: str) -> None:
     assert status(LOCAL, host=host) == 200
 
 

@@ -97,7 +97,7 @@ def test_signals_end_an_idle_server(start: Starter, tmp_path: Path, number: sign
     assert "Traceback" not in server.errors
 
 
-def test_at_sigterm_running_answers_end_or_are_cut(start: Starter) -> None:
+def test_sigterm_lets_running_answers_end_within_the_grace_time(start: Starter) -> None:
     server = start("--grace", "0.5")
     streaming = Streaming(server)
     server.process.send_signal(signal.SIGTERM)
@@ -115,7 +115,7 @@ def test_at_sigterm_running_answers_end_or_are_cut(start: Starter) -> None:
     assert server.process.wait(PATIENCE_S) == 143
 
 
-def test_a_request_may_come_before_the_model(start: Starter) -> None:
+def test_a_request_before_the_model_is_loaded_is_answered(start: Starter) -> None:
     """The port is open while the model loads."""
     server = start("--port", "0", wait=False)
     server.await_line()

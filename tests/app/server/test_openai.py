@@ -20,8 +20,8 @@ from headrace.models.text.events import TokenReport
 from headrace.models.text.tools.call import CallDelta, ToolCall
 from headrace.runtime.config.value_types import Number
 from headrace.runtime.engine.request import Finished
-from tests.app.scripted_engine import record
 from tests.support.deltas import delta
+from tests.support.scripted_engine import record
 from tests.support.summaries import make_summary
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -84,7 +84,7 @@ def test_an_answer_without_a_limit_may_fill_the_context() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"max_tokens": -1, "seed": -1}, {"max_tokens": None, "temperature": None}])
-def test_minus_one_and_null_are_unset(fields: dict[str, Any]) -> None:
+def test_fields_of_minus_one_or_null_count_as_unset(fields: dict[str, Any]) -> None:
     assert call(**fields).options == AnswerOptions()
 
 
@@ -439,7 +439,7 @@ def test_tools_of_the_responses_form_are_taken() -> None:
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 
 
-def test_images_of_earlier_messages_are_words() -> None:
+def test_images_of_earlier_messages_are_replaced_by_a_note() -> None:
     """An agent that has seen a screenshot goes on; an image in the newest question is refused."""
     seen = {"role": "user", "content": [{"type": "text", "text": "look"}, IMAGE]}
     given = call(messages=[seen, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "and?"}])

@@ -15,8 +15,8 @@ from headrace.models.text.events import TokenReport
 from headrace.models.text.tools.call import CallDelta, ToolCall
 from headrace.runtime.engine.request import Finished
 from headrace.runtime.errors import UsageError
-from tests.app.scripted_engine import record
 from tests.support.deltas import delta
+from tests.support.scripted_engine import record
 from tests.support.summaries import make_summary
 
 
@@ -190,7 +190,7 @@ def test_calls_of_tools_are_items(calls: Sequence[Delta]) -> None:
     assert found[-2]["item"] == made
 
 
-def test_a_cut_call_is_incomplete() -> None:
+def test_a_truncated_tool_call_has_status_incomplete() -> None:
     form = ResponseForm(call(stream=True), "tiny")
     sent = form.begin() + b"".join(form.take(0, event) for event in (IN_PARTS[0], done("length"))) + form.end()
     (made,) = events(sent)[-1]["response"]["output"]

@@ -20,8 +20,8 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.shape_sources import shape_of_checkpoint
 from headrace.runtime.errors import HeadraceError, UsageError
 from headrace.runtime.machine.memory import MemoryBudget
-from tests.app.scripted_engine import CARD
 from tests.support.patience import PATIENCE_S
+from tests.support.scripted_engine import CARD
 from tests.support.tiny_chat import write_chat_model
 
 GB = 1 << 30

@@ -287,7 +287,7 @@ def test_each_idle_model_is_unloaded(start: Starter) -> None:
 
 
 @pytest.mark.usefixtures("home")
-def test_telemetry_is_one_models(start: Starter) -> None:
+def test_telemetry_is_that_of_the_requested_model(start: Starter) -> None:
     server = start()
     ask(server, "lake")
     for name, model in [("tiny", None), ("lake", "lake"), ("org/river", "org/river")]:

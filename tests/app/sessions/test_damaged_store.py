@@ -117,7 +117,7 @@ def test_a_damaged_setting_is_not_written_over(damaged: Path) -> None:
         assert store.rename(session.id, "new").title == "new"
 
 
-def test_a_ring_of_messages_ends(damaged: Path) -> None:
+def test_a_cycle_of_parents_in_the_store_is_reported_as_damage(damaged: Path) -> None:
     change(damaged, "UPDATE messages SET parent_id = 6 WHERE id = 1")
     with closing(SessionStore(damaged)) as store:
         first = store.message(1)
@@ -143,7 +143,7 @@ def test_doctor_reports_lost_rows_and_recovers_the_rest(
     assert "question a1" in json.dumps(saved)
 
 
-def test_a_bias_is_sound(tmp_path: Path) -> None:
+def test_a_stored_logit_bias_is_not_reported_as_damage(tmp_path: Path) -> None:
     bias = {"258": -100.0}
     with closing(SessionStore(tmp_path / "sessions.db")) as store:
         session = store.create(sampling={"logit_bias": bias})

@@ -15,7 +15,7 @@ from headrace.app.sessions.html_page import step_chart, strip
 from headrace.app.sessions.records import Attachment
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import UsageError
-from tests.app.scripted_engine import summary
+from tests.support.scripted_engine import summary
 
 HOSTILE = '<script>alert(1)</script> <img src=x onerror="alert(2)"> </p></body> {{ 7*7 }} "quoted" & \x1b[31m'
 _VOID = {"meta", "br", "hr", "rect", "line", "img", "link"}

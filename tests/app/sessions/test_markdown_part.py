@@ -34,7 +34,7 @@ def stays_a_part(part: str) -> None:
 @example(["```", "\n", "<script>"])
 @example(["- ", "You\n---"])
 @given(st.lists(PIECES, max_size=12))
-def test_no_text_leaves_its_part(pieces: list[str]) -> None:
+def test_no_message_text_escapes_its_part_of_a_markdown_export(pieces: list[str]) -> None:
     stays_a_part(markdown_part("".join(pieces).strip()))
 
 
@@ -55,5 +55,5 @@ def test_code_is_unchanged_and_other_markdown_is_escaped(text: str, part: str) -
     assert markdown_part(text) == part
 
 
-def test_a_line_stays_a_line() -> None:
+def test_a_title_stays_on_one_line_of_markdown() -> None:
     assert markdown_line("a\n\n# b <script>") == "a # b &lt;script>"

@@ -20,8 +20,8 @@ from headrace.runtime import ops
 from headrace.runtime.engine.prefill import SMALLEST, ChunkBudget
 from headrace.runtime.engine.request import TokenLogprobs
 from headrace.runtime.ops import native
-from tests.models.gguf.build_layered import write_layered
 from tests.support.commands import headrace
+from tests.support.gguf_layered_models import write_layered
 from tests.support.tiny import quantize_model
 from tests.support.tiny_chat import write_byte_tokenizer, write_chat_model
 from tests.test_docs import check, sections
@@ -91,7 +91,7 @@ def test_batching_does_not_change_bits(model: Path) -> None:
 
 
 @needs_kernels
-def test_an_entry_that_changes_on_disk_is_found(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_finds_a_kv_block_changed_on_disk(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from headrace.runtime.kv import disk
 
     stored = disk._bytes
@@ -109,7 +109,7 @@ def test_an_entry_that_changes_on_disk_is_found(model: Path, monkeypatch: pytest
 
 
 @needs_kernels
-def test_one_bit_of_an_unlikely_logit_is_found(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_finds_one_flipped_bit_of_any_logit(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = Decoder.logits
 
     def broken(self: Decoder, x: mx.array) -> mx.array:
@@ -136,7 +136,7 @@ def test_every_bit_is_the_same_in_every_format(model: Path, kv: str) -> None:
 
 
 @needs_kernels
-def test_a_row_that_changes_in_a_batch_is_found(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_finds_a_row_that_changes_in_a_batch(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = Decoder.logits
 
     def broken(self: Decoder, x: mx.array) -> mx.array:

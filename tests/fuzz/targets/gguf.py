@@ -17,8 +17,8 @@ from headrace.models.gguf.tokenizer import build_tokenizer, tokenizer_config
 from headrace.models.gguf.vocabulary import read_vocabulary
 from tests.faults.test_gguf import SMALL
 from tests.fuzz.mutate import TEXTS, mutated_bytes, mutated_value, value
-from tests.models.gguf.build import VARIANTS, write_gguf
-from tests.models.gguf.build_layered import LAYERED, write_layered
+from tests.support.gguf_layered_models import LAYERED, write_layered
+from tests.support.gguf_models import VARIANTS, write_gguf
 
 _WORDS = (b"general.alignment", b"GGUF", b"\xff" * 8, b"\0" * 8, b"llama.", b"tokenizer.ggml.tokens", b"\x1b[2J")
 

@@ -46,7 +46,7 @@ def test_a_shared_expert_is_added_or_averaged_with_the_others() -> None:
         assert (experts.scale, experts.shared, experts.shared_scale) == expected
 
 
-def test_without_windows_no_own_decoder_runs_it() -> None:
+def test_cohere_mixtures_without_windows_run_in_mlx_lms_class() -> None:
     assert decoder_config(normalized({**_CONFIG, "layer_types": ["full_attention"] * 7})) is None
     assert decoder_config(normalized({**_CONFIG, "num_experts_per_tok": 1})) is None
 

@@ -48,7 +48,7 @@ def test_other_architectures_are_left_to_mlx_lm(config: dict[str, Any]) -> None:
     assert decoder_config(config) is None
 
 
-def test_queries_that_do_not_grow_need_no_original_context() -> None:
+def test_configs_without_query_scaling_need_no_original_context() -> None:
     config = mlx_lm_models.config_of("ministral3")
     del config["rope_parameters"]
     plain = decoder_config(normalized({**config, "rope_theta": 1e4}))

@@ -100,7 +100,7 @@ def test_other_lists_of_layers_are_refused(layers: object) -> None:
         decoder_config(text_config(normalized(config)))
 
 
-def test_transformers_leaves_out_the_default_layers() -> None:
+def test_an_empty_mllama_config_has_transformers_defaults() -> None:
     text = {"model_type": "mllama_text_model"}
     config = decoder_config(text_config(normalized({"model_type": "mllama", "text_config": text})))
     assert config is not None

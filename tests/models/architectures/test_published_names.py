@@ -138,7 +138,7 @@ def test_other_scales_of_gpt2s_scores_are_refused() -> None:
         ("attention.dense", {"model_type": "bailing_moe_v3", "num_hidden_layers": 5}),
     ],
 )
-def test_a_layers_number_of_any_length_is_no_error(name: str, config: dict[str, object]) -> None:
+def test_a_tensor_name_with_a_huge_layer_number_is_kept(name: str, config: dict[str, object]) -> None:
     """Python refuses to convert a text of more than 4,300 digits."""
     stored = f"model.layers.{'7' * 5000}.{name}.weight"
     is_unread = architecture_named(str(config["model_type"])).is_unread

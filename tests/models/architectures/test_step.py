@@ -11,10 +11,10 @@ from tests.support.mlx_lm_models import config_of
 @pytest.mark.parametrize(
     "change", [{"moe_layers_enum": "1,two"}, {"swiglu_limits": [-1.0]}, {"swiglu_limits": ["a"]}, {"rope_theta": []}]
 )
-def test_values_of_no_layers_are_refused(change: dict[str, object]) -> None:
+def test_lists_by_layer_of_a_wrong_length_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(CheckpointError, match=next(iter(change))):
         decoder_config(normalized({**config_of("step3.5"), **change}))
 
 
-def test_layers_of_a_kind_that_turn_differently_are_left_to_the_class() -> None:
+def test_layers_of_one_kind_with_different_rotations_run_in_mlx_lms_class() -> None:
     assert decoder_config(normalized({**config_of("step3.5"), "rope_theta": [1e4, 1e4, 5e5, 1e4]})) is None

@@ -13,8 +13,8 @@ from headrace.models.network.decoder import Decoder
 from headrace.models.registry.resolve import resolve
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import HeadraceError, UnsupportedModelError
-from tests.models.gguf.build import write_adapter, write_gguf
 from tests.support.adapters import logits_after
+from tests.support.gguf_models import write_adapter, write_gguf
 from tests.support.tiny import write_model
 
 LLAMA_CPP: dict[str, Any] = json.loads(Path(__file__).with_name("llama_cpp.json").read_text())

@@ -71,7 +71,7 @@ def test_gemma_gets_the_constants_its_files_leave_out() -> None:
         config("gemma3", block_count=26)
 
 
-def test_mixtures_state_their_experts() -> None:
+def test_ggufs_of_mixtures_become_configs_with_their_experts() -> None:
     counts = {"expert_count": 8, "expert_used_count": 2}
     mixtral = config(**counts)
     assert (mixtral["model_type"], mixtral["num_local_experts"], mixtral["num_experts_per_tok"]) == ("mixtral", 8, 2)

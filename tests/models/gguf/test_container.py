@@ -14,7 +14,7 @@ from headrace.models.gguf.header import StringList
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.vocabulary import read_vocabulary
 from headrace.runtime.errors import CheckpointError
-from tests.models.gguf.build import VARIANTS, write_gguf
+from tests.support.gguf_models import VARIANTS, write_gguf
 
 
 @pytest.mark.sampled
@@ -39,7 +39,7 @@ def test_metadata_and_tensors_equal_those_of_the_gguf_library(variant: str, tmp_
 @given(st.lists(st.binary(max_size=20) | st.binary(min_size=250, max_size=260), min_size=1), st.integers(0, 40))
 @example([b"a" * 255, b"\0" * 6], 0)
 @example([b"\x01" + b"\0" * 7], 0)
-def test_ends_that_are_searched_for_together_are_those_of_each_text(texts: list[bytes], lost: int) -> None:
+def test_the_fast_search_for_ends_of_gguf_texts_equals_the_plain_one(texts: list[bytes], lost: int) -> None:
     content = b"???" + b"".join(struct.pack("<Q", len(text)) + text for text in texts)
     limit = max(3, len(content) - lost)
     each = header._ends_of_texts(content, 3, len(texts), limit)

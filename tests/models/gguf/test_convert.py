@@ -19,13 +19,13 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.ops import groups_of_16
-from tests.models.gguf.build import HERE, VARIANTS, gguf_weights, header, hf_weights, shape_of, write_gguf
 from tests.support.alone import new_cache
 from tests.support.corpus import NASTY
+from tests.support.gguf_models import VARIANTS, gguf_weights, header, hf_weights, shape_of, write_gguf
 from tests.support.tiny import load_decoder
 from tests.support.watched import split
 
-LLAMA_CPP = json.loads((HERE / "llama_cpp.json").read_text())
+LLAMA_CPP = json.loads(Path(__file__).with_name("llama_cpp.json").read_text())
 # llama.cpp's CPU GELU is a lookup table in half precision. With that rounding imitated, Gemma models of one and two
 # layers agree to 4e-6 as well; what stays in deeper ones grows with depth. Wrong softcaps, windows, RoPE bases or query
 # scales move these logits by 1.6e-2 and more; a wrong epsilon could hide, and is checked in the config instead.
@@ -161,7 +161,7 @@ def test_both_decoders_answer_as_llama_cpp_in_every_turn(
         assert said == answer
 
 
-def test_a_plan_can_be_written_twice(tmp_path: Path) -> None:
+def test_converting_a_gguf_does_not_change_its_plan(tmp_path: Path) -> None:
     """A conversion leaves its plan as it is: `config` has no quantization section."""
     plan = read_plan(write_gguf(tmp_path / "m.gguf", "llama", matrices="Q8_0"))
     before = json.dumps(plan.config)

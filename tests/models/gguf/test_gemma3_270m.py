@@ -20,7 +20,6 @@ from headrace.models.loading.load import LoadedModel, load_resolved
 from headrace.models.registry.resolve import resolve
 from headrace.models.registry.store import Store, directory_bytes
 from headrace.runtime.engine.request import Request
-from tests.models.gguf.build import HERE
 from tests.support.corpus import NASTY
 from tests.support.watched import WatchedNetwork, answer
 
@@ -31,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec(PACKAGE) is None, reason=f"the package {PACKAGE.replace('_', '-')} is not installed"),
 ]
 
-RECORDED: dict[str, Any] = json.loads((HERE / "gemma3_270m.json").read_text())
+RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("gemma3_270m.json").read_text())
 STEPS = len(RECORDED["steps"])
 # Differences of log-probabilities: llama.cpp rounds activations to 8 bits, as kernels here do those of long prompts.
 NOISE = 0.3

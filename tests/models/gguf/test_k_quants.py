@@ -15,8 +15,8 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.gguf import convert_gguf
 from headrace.models.loading.load import load_model
 from headrace.runtime.ops import Ops, native
-from tests.models.gguf.build import gguf_weights, header, hf_weights, random_blocks
 from tests.support.alone import new_cache
+from tests.support.gguf_models import gguf_weights, header, hf_weights, random_blocks
 from tests.support.kernels import FAST, Exact
 from tests.support.rounding import logits_bound
 from tests.support.tiny import load_decoder

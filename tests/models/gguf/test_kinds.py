@@ -11,7 +11,7 @@ from headrace.app.cli.commands import cli
 from headrace.models.gguf import convert_gguf
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from tests.faults.test_gguf import raw_gguf
-from tests.models.gguf.build import header, write_gguf
+from tests.support.gguf_models import header, write_gguf
 
 
 def write_other(path: Path, architecture: str, kind: str = "") -> Path:

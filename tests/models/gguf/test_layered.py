@@ -24,13 +24,13 @@ from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
-from tests.models.gguf.build import HERE, VARIANTS
-from tests.models.gguf.build_layered import LAYERED, tensors_of, write_layered
 from tests.support.alone import new_cache
+from tests.support.gguf_layered_models import LAYERED, tensors_of, write_layered
+from tests.support.gguf_models import VARIANTS
 from tests.support.rounding import logits_bound
 from tests.support.watched import split
 
-RECORDED = json.loads((HERE / "llama_cpp_layered.json").read_text())
+RECORDED = json.loads(Path(__file__).with_name("llama_cpp_layered.json").read_text())
 # llama.cpp's CPU kernels take GELU from a table in half precision.
 TOLERANCE = {
     "gemma3n": 8e-3,

@@ -28,8 +28,8 @@ from headrace.models.registry.store import Store
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import CheckpointError, ModelNotFoundError
-from tests.models.gguf.build import VARIANTS, gguf_weights, header, hf_weights, write_gguf
-from tests.models.gguf.build_layered import LAYERED, write_layered
+from tests.support.gguf_layered_models import LAYERED, write_layered
+from tests.support.gguf_models import VARIANTS, gguf_weights, header, hf_weights, write_gguf
 from tests.support.watched import split
 
 LARGE = {"hidden": 256, "inner": 512, "head_dim": 64, "layers": 1}

@@ -14,7 +14,7 @@ from headrace.models.gguf.config import model_config
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.ollama import as_llama_cpp
 from headrace.runtime.errors import UnsupportedModelError
-from tests.models.gguf.build import gguf_weights, header, hf_weights, write_gguf
+from tests.support.gguf_models import gguf_weights, header, hf_weights, write_gguf
 
 OWN_KEYS = {"attention.sliding_window": 12, "rope.local.freq_base": 1e4, "rope.global.freq_base": 1e6}
 VISION = {"vision.block_count": 2, "vision.embedding_length": 32, "mm.tokens_per_image": 256}

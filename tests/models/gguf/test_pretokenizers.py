@@ -74,6 +74,6 @@ def test_pretokenizers_split_as_the_models_patterns(name: str) -> None:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("name", "case"), SAME_TOKENS.items())
-def test_names_that_llama_cpp_treats_alike_have_the_same_tokens(name: str, case: str) -> None:
+def test_pretokenizer_names_that_llama_cpp_treats_alike_give_the_same_tokens(name: str, case: str) -> None:
     assert case in LLAMA_CPP
     assert differences(of_case(name), case) == []

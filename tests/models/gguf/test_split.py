@@ -15,7 +15,7 @@ from headrace.models.registry.import_gguf import find_copy, import_gguf
 from headrace.models.registry.source import LocalGGUF, parse_source
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError, HeadraceError
-from tests.models.gguf.build import write_gguf, write_split
+from tests.support.gguf_models import write_gguf, write_split
 
 
 def test_a_split_model_converts_to_the_files_of_the_whole_one(tmp_path: Path) -> None:

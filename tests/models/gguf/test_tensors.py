@@ -12,7 +12,7 @@ from headrace.models.gguf.tensors import GROUP_SIZE, Affine, to_affine, to_mxfp4
 from headrace.runtime.errors import CheckpointError
 from headrace.runtime.ops import groups_of_16, native
 from headrace.runtime.ops.native_plans import missing
-from tests.models.gguf.build import SCALES_AT, random_blocks
+from tests.support.gguf_models import SCALES_AT, random_blocks
 
 ROWS = 24
 COLUMNS = 512
@@ -247,6 +247,6 @@ def test_kernels_refuse_arrays_that_do_not_fit() -> None:
             native.unpack_blocks("Q4_0", strided, codes, scales, scales)
 
 
-def test_numbers_of_types_are_those_of_the_reference() -> None:
+def test_numbers_of_gguf_tensor_types_are_those_of_the_gguf_package() -> None:
     assert {number: gguf.GGMLQuantizationType(number).name for number in header._NUMBERS} == header._NUMBERS
     assert set(header._NUMBERS.values()) == set(BLOCKS)

@@ -17,10 +17,10 @@ from headrace.models.text.chat_template import ChatTemplate, read_sources
 from headrace.models.text.control_tokens import TURN_ENDS
 from headrace.models.text.vocabulary import USER_DEFINED
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
-from tests.models.gguf.build import HERE, VOCABULARIES
 from tests.support.corpus import NASTY
+from tests.support.gguf_models import VOCABULARIES
 
-RECORDED: dict[str, Any] = json.loads((HERE / "llama_cpp.json").read_text())
+RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("llama_cpp.json").read_text())
 LLAMA_CPP: dict[str, Any] = RECORDED["tokens"]
 SAME_TOKENS: dict[str, str] = RECORDED["same_tokens"]
 CASES = [case for case in LLAMA_CPP if case != "default-model"]
@@ -149,7 +149,7 @@ def test_texts_are_split_into_words_as_by_hand(pre: str, text: str, words: list[
 
 
 @pytest.mark.parametrize("pre", ["llama-bpe", "tekken", "glm4", "glm5", "minicpm5", "youtu", "qwen2", "smaug-bpe"])
-def test_a_word_that_is_a_token_is_not_merged_where_llama_cpp_ignores_merges(pre: str) -> None:
+def test_whole_word_tokens_skip_merges_for_the_pretokenizers_of_llama_cpp(pre: str) -> None:
     tokens = ["a", "b", "c", "ab", "bc", "abc"]
     changes = {"tokens": tokens, "token_type": [1] * len(tokens), "merges": ["b c"], "bos_token_id": None, "pre": pre}
     tokenizer, _ = build("byte_level", **changes, eos_token_id=None)

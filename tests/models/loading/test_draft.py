@@ -22,7 +22,7 @@ def check(ours: Any, theirs: Any) -> None:
     check_same_vocabulary(ours, theirs, "small")
 
 
-def test_the_same_vocabulary_is_taken() -> None:
+def test_a_draft_model_with_the_same_vocabulary_is_accepted() -> None:
     check(Words("a", "b"), Words("a", "b"))
 
 
@@ -34,7 +34,7 @@ def test_the_same_vocabulary_is_taken() -> None:
         (Words("a", "b", "c"), "token 2 .*'c'.*None"),
     ],
 )
-def test_another_one_is_refused_with_the_first_difference(theirs: Words, token: str) -> None:
+def test_a_draft_model_with_another_vocabulary_is_refused(theirs: Words, token: str) -> None:
     with pytest.raises(UsageError, match=f"small.*{token}") as refused:
         check(Words("a", "b"), theirs)
     assert "vocabulary" in str(refused.value.hint)

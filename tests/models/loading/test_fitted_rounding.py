@@ -18,7 +18,7 @@ def matrix() -> mx.array:
 
 
 @pytest.mark.parametrize("groups", FORMATS, ids=str)
-def test_the_bytes_are_those_that_were_counted(matrix: mx.array, groups: Groups) -> None:
+def test_fitted_rounding_stores_the_bytes_that_were_predicted(matrix: mx.array, groups: Groups) -> None:
     weight = rounded(matrix, groups)
     assert sum(array.nbytes for array in weight.arrays) == stored_bytes(matrix.size, groups)
 
@@ -30,7 +30,7 @@ def test_the_error_is_smaller_than_that_of_mlx(matrix: mx.array, bits: int) -> N
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_weights_on_a_grid_are_exact(bits: int) -> None:
+def test_weights_on_the_quantization_grid_are_rounded_exactly(bits: int) -> None:
     codes = mx.random.randint(0, 2**bits, (8, 64), key=mx.random.key(2))
     codes[:, 0], codes[:, 1] = 0, 2**bits - 1  # the grid's ends
     matrix = (codes * 0.25 - 3).astype(mx.float32)

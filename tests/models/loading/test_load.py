@@ -170,7 +170,7 @@ def test_the_parts_of_a_loaded_models_step_have_its_bytes(tmp_path: Path, name: 
     assert 0.9 < sum(parts.values()) / cost.weight_bytes <= 1  # the rest are norms
 
 
-def test_more_context_than_the_model_was_made_for_needs_force(directory: Path) -> None:
+def test_a_context_beyond_the_models_limit_needs_force(directory: Path) -> None:
     with pytest.raises(UsageError, match=f"{CONTEXT + 1} tokens.*{CONTEXT}$"):
         load_model(directory, name="tiny", context=CONTEXT + 1)
     assert load_model(directory, name="tiny", context=CONTEXT + 1, force=True).context_limit == CONTEXT + 1
@@ -371,7 +371,7 @@ def test_out_of_range_generation_settings_are_refused_by_name(tmp_path: Path, na
         generation_defaults(tmp_path)
 
 
-def test_only_broken_files_are_to_be_fetched_anew(tmp_path: Path) -> None:
+def test_the_hint_to_fetch_again_is_for_broken_files_only(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "m", "gpt-oss", changes={"swiglu_limit": 3.0})
     with pytest.raises(UnsupportedModelError, match="swiglu_limit") as sound:
         load_resolved(resolve(str(folder)))
@@ -383,7 +383,7 @@ def test_only_broken_files_are_to_be_fetched_anew(tmp_path: Path) -> None:
     assert "m anew" in str(broken.value.hint)
 
 
-def test_a_name_of_any_length_makes_a_line_that_can_be_read(tmp_path: Path) -> None:
+def test_long_names_in_generation_settings_are_shortened_in_errors(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({"a\nb" * 2000: float("inf")}))
     with pytest.raises(CheckpointError, match=r"^generation_config\.json: (a b)+.* … .*b is out of range$") as caught:
         generation_defaults(tmp_path)

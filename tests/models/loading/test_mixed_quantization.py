@@ -14,8 +14,8 @@ from headrace.models.loading import mixed_quantization
 from headrace.models.loading.mixed_quantization import plain_model, write_mixed
 from headrace.models.registry.progress import silent
 from headrace.runtime.errors import UnsupportedModelError
-from tests.models.gguf.build_layered import HIDDEN, LAYERED, tensors_of, write_layered
 from tests.parity.test_mlx_lm_families import difference, logits_of
+from tests.support.gguf_layered_models import HIDDEN, LAYERED, tensors_of, write_layered
 from tests.support.tiny import load_decoder
 
 _FORMATS = (Groups(8, 32), Groups(6, 32))

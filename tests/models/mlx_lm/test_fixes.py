@@ -1,6 +1,8 @@
 """Corrections of mlx-lm's classes, and refusals of settings that they would ignore."""
 
 import json
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.loading.load import _notes
 from headrace.models.mlx_lm import load as mlx_lm_load
+from headrace.models.mlx_lm.fixes import FIXES
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from tests.support.alone import new_cache
 from tests.support.every_module import VOCAB
@@ -200,6 +203,43 @@ def test_norms_of_mamba_have_the_epsilon_of_the_config(tmp_path: Path) -> None:
         assert {norm.eps for norm in (model.backbone.norm_f, *(layer.norm for layer in model.layers))} == {0.25}
 
 
+def test_mlx_lm_has_no_class_of_the_names_that_fixes_add() -> None:
+    """Where it has one, that class may replace ours (docs/workarounds.md)."""
+    added = [name for name, fix in FIXES.items() if fix.stock or fix.own]
+    assert added == ["arcee", "deepseek_v4"]
+    assert [name for name in added if find_spec(f"mlx_lm.models.{name}") is not None] == []
+
+
+# Settings that make no difference to a class, so that they are refused.
+IGNORED: dict[str, dict[str, Any]] = {
+    name: {"rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 4.0}}
+    for name, fix in FIXES.items()
+    if fix.scalings == ("default",)
+}
+IGNORED["gemma3_text"] = {"final_logit_softcapping": 1.5}
+_ROTATED = {"granitemoehybrid": {"position_embedding_type": "rope"}}
+
+
+def class_logits(name: str, changes: dict[str, Any]) -> mx.array:
+    """Return the logits of mlx-lm's class as it is, with random weights that depend on their shapes alone."""
+    module = import_module(f"mlx_lm.models.{name}")
+    config = {**_config(name), "rope_parameters": None, **_ROTATED.get(name, {}), **changes}
+    model = module.Model(module.ModelArgs.from_dict(config))
+    mx.random.seed(5)
+    model.update(tree_map(lambda array: 0.3 * mx.random.normal(array.shape), model.parameters()))
+    return model(mx.array([list(range(40))]))
+
+
+@pytest.mark.parametrize("name", IGNORED)
+def test_classes_ignore_the_settings_that_are_refused(name: str) -> None:
+    """If one fails, its class has got the setting: the refusal goes (docs/workarounds.md)."""
+    assert mx.array_equal(class_logits(name, {}), class_logits(name, IGNORED[name]))
+
+
+def test_a_class_that_scales_positions_is_told_from_those_that_do_not() -> None:
+    assert not mx.allclose(class_logits("llama", {}), class_logits("llama", IGNORED["mixtral"]), atol=1e-2)
+
+
 def test_classes_that_need_a_mac_or_a_package_are_refused(capfd: pytest.CaptureFixture[str]) -> None:
     error = mlx_lm_load.refused({"model_type": "muse_spark"}, "it", RuntimeError("[metal_kernel] No Metal back-end."))
     assert isinstance(error, UnsupportedModelError)
@@ -207,6 +247,8 @@ def test_classes_that_need_a_mac_or_a_package_are_refused(capfd: pytest.CaptureF
     with pytest.raises(UnsupportedModelError, match="ai2-olmo"):
         mlx_lm_load.of_config({"model_type": "olmo"})
     assert capfd.readouterr().out == ""
+    with pytest.raises(SystemExit):  # else it need not be refused (docs/workarounds.md)
+        import_module("mlx_lm.models.olmo")
 
 
 def test_falcon_h1s_norm_by_groups_is_refused_where_its_class_answers() -> None:

@@ -120,7 +120,7 @@ def test_rollback_and_continuation_leave_output_unchanged(directory: Path, kv: K
 
 
 @pytest.mark.sampled
-def test_the_same_weights_in_another_format(directory: Path) -> None:
+def test_changing_the_kv_format_shares_the_weights(directory: Path) -> None:
     plain = load(directory)
     packed = plain.with_kv(Q8)
     assert packed.arrays is plain.arrays

@@ -148,7 +148,7 @@ def test_both_decoders_give_the_same_tokens(directory: Path) -> None:
     assert (mx.abs(found - wanted).max() / mx.abs(wanted).max()).item() < 1e-4
 
 
-def test_a_profiled_copy_rotates_alike(directory: Path) -> None:
+def test_a_copy_with_other_operations_keeps_long_rope(directory: Path) -> None:
     network = own(directory)
     twin = network.with_ops(reference)
     assert type(twin) is type(network)

@@ -198,7 +198,7 @@ def test_the_context_limit_holds(network: MlxLmNetwork) -> None:
 
 
 @pytest.mark.sampled
-def test_the_engine_is_ready_again(network: MlxLmNetwork) -> None:
+def test_a_second_answer_equals_the_first(network: MlxLmNetwork) -> None:
     engine = Engine(network, context_limit=256)
     runs = [split(list(engine.generate(Request(PROMPT, max_tokens=6))))[0] for _ in range(2)]
     assert runs[0] == runs[1]

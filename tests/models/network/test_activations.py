@@ -40,7 +40,7 @@ def _logits(network: Decoder, prompt: int) -> list[mx.array]:
 
 
 @needs_kernels
-def test_prompts_alone_are_rounded_to_8_bits(tmp_path: Path) -> None:
+def test_8_bit_activations_apply_to_prompts_only(tmp_path: Path) -> None:
     plain = load_decoder(_made(tmp_path, "llama"), native)
     coarse = with_activations(plain, 8)
     assert isinstance(coarse, Decoder)
@@ -56,7 +56,7 @@ def test_prompts_alone_are_rounded_to_8_bits(tmp_path: Path) -> None:
 
 
 @needs_kernels
-def test_stored_entries_of_both_widths_stay_apart(tmp_path: Path) -> None:
+def test_kv_on_disk_is_not_shared_between_activation_widths(tmp_path: Path) -> None:
     directory = _made(tmp_path, "llama")
     plain = load_decoder(directory, native)
     assert kv_key(directory, plain) == kv_key(directory, with_activations(plain, 16))
@@ -67,7 +67,7 @@ def test_stored_entries_of_both_widths_stay_apart(tmp_path: Path) -> None:
     ("package", "file"),
     [(runtime, "decode.py"), (models, "network/mixer.py"), (models, "mlx_lm/network.py"), (models, "gguf/convert.py")],
 )
-def test_stored_entries_of_an_older_build_stay_apart(
+def test_kv_on_disk_is_not_shared_with_an_older_build(
     package: ModuleType, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = _made(tmp_path, "llama")

@@ -306,7 +306,7 @@ def test_another_models_adapter_is_refused(tmp_path: Path) -> None:
         _network(small, tmp_path / "adapter")
 
 
-def test_changes_of_another_tower_are_refused(tmp_path: Path) -> None:
+def test_adapter_changes_of_another_tower_are_refused(tmp_path: Path) -> None:
     base = _model(tmp_path)
     write_adapter(tmp_path / "adapter", base, rename=lambda module: module.replace("model.", "model.vision_tower.", 1))
     with pytest.raises(UnsupportedModelError, match="vision_tower"):

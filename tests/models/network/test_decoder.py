@@ -182,7 +182,7 @@ def test_sequences_of_a_pass_attend_to_their_own_entries_only(directory: Path, o
         assert difference(together[21 * row : 21 * row + 21], one) < tolerance(ops)
 
 
-def test_joined_experts_are_not_in_memory_twice(tmp_path: Path) -> None:
+def test_loading_joined_experts_copies_less_than_one_stack(tmp_path: Path) -> None:
     """Peak of loading over the weights: less than one stack, where all layers' gate and up are twelve."""
     sizes = {"num_experts": 32, "moe_intermediate_size": 256, "num_hidden_layers": 6, "mlp_only_layers": []}
     directory = write_model(tmp_path, "qwen3-moe", changes=sizes)

@@ -74,7 +74,7 @@ def test_a_prompt_leaves_out_the_end_of_the_last_loop_alone() -> None:
 
 @pytest.mark.parametrize("name", ["nanbeige", "iquest-loop"])
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
-def test_a_layer_that_is_read_anew_changes_in_every_loop(tmp_path: Path, ops: Ops, name: str) -> None:
+def test_a_reloaded_layer_is_used_in_every_loop(tmp_path: Path, ops: Ops, name: str) -> None:
     config = config_of(name)
     first, other = (write_mlx_lm_model(tmp_path / str(seed), config, seed=seed) for seed in (0, 1))
     weights, others = (mx.load(str(directory / "model.safetensors")) for directory in (first, other))
@@ -117,7 +117,7 @@ def test_a_pipeline_has_layers_of_one_loop_alone(tmp_path: Path) -> None:
             check_division(checkpoint, config, pipeline)
 
 
-def test_gates_weigh_the_entries_of_both_loops(tmp_path: Path) -> None:
+def test_gates_weigh_the_attention_of_both_loops(tmp_path: Path) -> None:
     """With gates that are closed or open, the output depends on one loop's window alone, or on all entries."""
     config = {**config_of("iquest-loop"), "num_hidden_layers": 1}
     directory = write_mlx_lm_model(tmp_path, config)

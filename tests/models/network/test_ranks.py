@@ -18,10 +18,10 @@ from headrace.models.loading.load import load_model
 from headrace.models.registry.resolve import resolve
 from headrace.runtime.ops import native
 from headrace.runtime.ops.kv_format import kv_format
-from tests.models.gguf.build_layered import write_layered
 from tests.parity.record_transformers import RECORDED, weight
 from tests.support import every_module, mlx_lm_models, mtp_models, tiny
 from tests.support.foreign import write_tensors
+from tests.support.gguf_layered_models import write_layered
 from tests.support.rank_process import Ranks, answers, heads
 
 _LONG = [(5 * i) % 90 for i in range(140)]
@@ -327,7 +327,7 @@ def test_three_ranks_with_unequal_shares_answer_as_one(
     assert differences(three.ask(**job, kind=kind, shares=shares), alone(job)) < 1e-6
 
 
-def test_each_rank_holds_its_part(two: Ranks, tmp_path: Path) -> None:
+def test_each_of_two_ranks_holds_half_of_the_weights(two: Ranks, tmp_path: Path) -> None:
     job = job_of(written("llama", tmp_path))
     assert two.ask(**job, kind="tensor", shares=[1, 1])["weights"] <= 0.52 * alone(job)["weights"]
 
@@ -346,7 +346,7 @@ def test_models_that_cannot_be_divided_are_refused_by_name(three: Ranks, tmp_pat
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["tensor", "pipeline"])
-def test_ranks_out_of_step_are_an_error(tmp_path: Path, kind: str) -> None:
+def test_a_mismatch_between_ranks_is_an_engine_error(tmp_path: Path, kind: str) -> None:
     ranks = Ranks(tmp_path, 2)
     try:
         answer = ranks.ask(**job_of(written("llama", tmp_path)), kind=kind, shares=[1, 1], torn=True)

@@ -34,7 +34,7 @@ def test_plain_rope_has_the_published_periods(dim: int, theta: float) -> None:
 
 
 @given(dims, thetas, factors)
-def test_linear_stretches_every_period(dim: int, theta: float, factor: float) -> None:
+def test_linear_rope_scaling_stretches_every_period(dim: int, theta: float, factor: float) -> None:
     plain, stretched = (periods(theta, dim, kind, {"factor": factor}) for kind in ("default", "linear"))
     assert stretched == pytest.approx([factor * period for period in plain], rel=1e-6)
 
@@ -111,13 +111,13 @@ def test_yarn_without_truncation_ramps_between_fractional_pairs() -> None:
         ("yarn", {"factor": 4.0, "mscale": 1.0, "mscale_all_dim": {}, "attention_factor": "x"}),
     ],
 )
-def test_broken_sections_are_one_error(kind: str, scaling: dict[str, Any]) -> None:
+def test_broken_rope_scaling_is_one_error(kind: str, scaling: dict[str, Any]) -> None:
     with pytest.raises(CheckpointError, match=kind):
         periods(1e4, 64, kind, scaling)
 
 
 @pytest.mark.parametrize(("head_dim", "share"), [(64, 2.0**53), (64, 1e-9), (64, 0.515625), (2**30, 1.0)])
-def test_a_head_that_cannot_turn_so_is_refused_before_its_periods_are_listed(head_dim: int, share: float) -> None:
+def test_an_impossible_share_of_rotated_dimensions_is_refused(head_dim: int, share: float) -> None:
     with pytest.raises(CheckpointError, match="of a head"):
         make_rope(RopeConfig(1e4, "default", None, share), head_dim, 64)
 
@@ -131,7 +131,7 @@ def test_a_head_that_cannot_turn_so_is_refused_before_its_periods_are_listed(hea
         st.one_of(st.none(), st.integers(), st.floats(), st.text(max_size=3), st.booleans(), st.just([1])),
     ),
 )
-def test_no_section_escapes_as_another_error_or_as_nonsense(kind: str, scaling: dict[str, Any]) -> None:
+def test_any_rope_scaling_is_refused_or_gives_finite_periods(kind: str, scaling: dict[str, Any]) -> None:
     try:
         rope = make_rope(RopeConfig(1e4, kind, scaling), 64, CONTEXT)
     except CheckpointError:

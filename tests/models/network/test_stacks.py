@@ -87,7 +87,7 @@ def logits(directory: Path, ops: Any) -> mx.array:
 @pytest.mark.sampled
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 @pytest.mark.parametrize("quantized", [False, True], ids=["plain", "mxfp4"])
-def test_both_layouts_are_the_same_model(tmp_path: Path, quantized: bool, ops: Any) -> None:
+def test_gpt_oss_experts_in_both_layouts_give_the_same_logits(tmp_path: Path, quantized: bool, ops: Any) -> None:
     mine = as_mlx_stores_it(tmp_path, quantized=quantized)
     theirs = as_transformers_stores_it(mine, tmp_path / "transformers")
     assert own_decoder(open_checkpoint(theirs)) is not None
@@ -98,7 +98,7 @@ def test_both_layouts_are_the_same_model(tmp_path: Path, quantized: bool, ops: A
     assert shape_of_checkpoint(open_checkpoint(mine)).cost.weight_bytes == expected.weight_bytes
 
 
-def test_another_limit_of_its_activation_is_refused(tmp_path: Path) -> None:
+def test_another_swiglu_limit_is_refused(tmp_path: Path) -> None:
     directory = write_model(tmp_path, "gpt-oss")
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "swiglu_limit": 5.0}))

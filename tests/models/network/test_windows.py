@@ -149,7 +149,7 @@ def test_records_count_visible_and_stored_entries(directory: Path) -> None:
 
 @pytest.mark.sampled
 @pytest.mark.usefixtures("tight")
-def test_half_precision_drops_rows_too(directory: Path, variant: str, tmp_path: Path) -> None:
+def test_windowed_caches_drop_rows_in_half_precision(directory: Path, variant: str, tmp_path: Path) -> None:
     dtype = (mx.float16, mx.bfloat16)[VARIANTS.index(variant) % 2]
     if "gpt_oss" in (directory / "config.json").read_text():  # MLX multiplies plain experts in float32 alone
         directory = quantize_model(directory, tmp_path)

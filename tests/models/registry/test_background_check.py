@@ -14,8 +14,8 @@ from headrace.models.registry.checksums import RECHECK_DAYS
 from headrace.models.registry.resolve import ResolvedModel, resolve
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError
-from tests.models.gguf.build import write_gguf
 from tests.support.checkpoints import write
+from tests.support.gguf_models import write_gguf
 from tests.support.patience import PATIENCE_S
 
 

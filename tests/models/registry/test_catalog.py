@@ -25,7 +25,7 @@ LICENCES = {
 each_entry = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 
 
-def test_default_is_the_files_default() -> None:
+def test_the_default_model_is_that_of_the_catalog_file() -> None:
     with (ASSETS / "catalog.toml").open("rb") as file:
         assert tomllib.load(file)["default"] == DEFAULT_MODEL
     assert isinstance(find(DEFAULT_MODEL).source, Wheel)
@@ -38,14 +38,14 @@ def test_default_comes_first_then_by_download_size() -> None:
 
 
 @each_entry
-def test_names_parse_to_their_kind(entry: CatalogEntry) -> None:
+def test_catalog_names_and_repositories_are_told_apart(entry: CatalogEntry) -> None:
     assert parse_source(entry.name) == CatalogName(entry.name)
     if isinstance(entry.source, HubId):
         assert parse_source(entry.source.repo) == HubId(entry.source.repo)
 
 
 @each_entry
-def test_facts_are_complete(entry: CatalogEntry) -> None:
+def test_catalog_entries_have_all_facts(entry: CatalogEntry) -> None:
     assert entry.title
     assert entry.checked
     assert entry.licence in LICENCES

@@ -30,8 +30,8 @@ from headrace.runtime.errors import (
     ModelNotFoundError,
     UnsupportedModelError,
 )
-from tests.models.gguf.build import write_gguf
 from tests.support.checkpoints import WHOLE_CONFIG, shard, tensor
+from tests.support.gguf_models import write_gguf
 from tests.support.hub_server import HubServer, point_at
 from tests.support.patience import PATIENCE_S
 

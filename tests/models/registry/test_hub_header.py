@@ -13,9 +13,9 @@ from headrace.models.registry.find_shape import find_shape
 from headrace.models.registry.hub_id import HubId
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError, FetchError, UnsupportedModelError
-from tests.models.gguf.build import write_gguf
 from tests.models.gguf.test_split import write_split
 from tests.support.checkpoints import WHOLE_CONFIG
+from tests.support.gguf_models import write_gguf
 from tests.support.hub_server import HubServer
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # huggingface_hub keeps its connections open

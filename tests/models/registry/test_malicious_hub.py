@@ -12,8 +12,8 @@ import pytest
 from headrace.models.registry.fetch_hub import fetch_header, fetch_hub
 from headrace.models.registry.hub_id import HubId
 from headrace.runtime.errors import FetchError, HeadraceError
-from tests.models.gguf.build import write_gguf
 from tests.support.checkpoints import WHOLE_CONFIG, shard, tensor
+from tests.support.gguf_models import write_gguf
 from tests.support.hub_server import HubServer
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # huggingface_hub keeps its connections open
@@ -142,7 +142,7 @@ def test_an_endless_config_is_refused(hub: HubServer) -> None:
         "gopher://x",
     ],
 )
-def test_no_token_goes_along_to_another_host(
+def test_the_hub_token_is_not_sent_to_other_hosts(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")

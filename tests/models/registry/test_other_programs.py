@@ -17,7 +17,7 @@ from headrace.models.registry.resolve import find_source, installed_name, names_
 from headrace.models.registry.source import CatalogName, LocalDirectory, LocalGGUF, parse_source
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import ModelNotFoundError, UnsupportedModelError
-from tests.models.gguf.build import write_adapter, write_gguf, write_split
+from tests.support.gguf_models import write_adapter, write_gguf, write_split
 from tests.support.ollama import add_to_ollama
 from tests.support.tiny import write_model
 
@@ -161,7 +161,7 @@ def test_models_of_lm_studio_are_found_where_its_settings_say(home: Path, store:
     assert foreign_models() == []
 
 
-def test_programs_share_one_order_of_quantizations(home: Path, store: Store) -> None:
+def test_ollama_and_lm_studio_prefer_quantizations_in_the_hubs_order(home: Path, store: Store) -> None:
     """The order is that of the hub's files."""
     folder = home / ".lmstudio" / "models" / "org" / "name"
     folder.mkdir(parents=True)
@@ -268,7 +268,7 @@ def test_ggufs_in_the_hubs_cache_are_listed_by_names_that_run(home: Path, store:
     assert [str(parse_source(model.name)) for model in cached] == [model.name for model in cached]
 
 
-def test_an_open_name_means_a_file_in_the_hubs_cache(home: Path, store: Store) -> None:
+def test_a_repository_name_means_its_gguf_in_the_hubs_cache(home: Path, store: Store) -> None:
     repo = home / "hub" / "models--org--tiny-GGUF"
     snapshot = repo / "snapshots" / ("1" * 40)
     snapshot.mkdir(parents=True)

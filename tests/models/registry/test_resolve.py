@@ -24,9 +24,9 @@ from headrace.models.registry.resolve import DEFAULT_MODEL, find_source, install
 from headrace.models.registry.source import CatalogName
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError, FetchError, ModelNotFoundError, UnsupportedModelError, UsageError
-from tests.models.gguf.build import write_gguf
 from tests.support.adapters import write_adapter
 from tests.support.checkpoints import WHOLE_CONFIG, header, shard, write
+from tests.support.gguf_models import write_gguf
 from tests.support.hub_server import HubServer
 from tests.support.tiny import write_model
 from tests.support.tiny_chat import write_chat_model
@@ -233,7 +233,7 @@ def test_a_broken_gguf_is_not_hashed(store: Store, tmp_path: Path, gguf: Path, m
             resolve(str(tmp_path / name), store=store)
 
 
-def test_broken_memory_of_ggufs_is_no_obstacle(store: Store, gguf: Path) -> None:
+def test_a_broken_record_of_known_ggufs_is_ignored(store: Store, gguf: Path) -> None:
     first = resolve(str(gguf), store=store)
     rows = ("7", '{"name": 7}', '{"name": "../x"}', '{"stamp": [1, 2]}')
     broken = [f'{{"{path}": {row}}}'.encode() for path in (gguf, gguf.parent) for row in rows]
@@ -415,7 +415,7 @@ def test_refused_checkpoints_are_not_installed(store: Store, hub: HubServer, fil
 
 
 @pytest.mark.parametrize("name", ["org/name", DEFAULT_MODEL])
-def test_fetch_false_downloads_nothing(store: Store, hub: HubServer, name: str) -> None:
+def test_resolving_without_fetching_downloads_nothing(store: Store, hub: HubServer, name: str) -> None:
     hub.add("org/name", MODEL)
     with pytest.raises(ModelNotFoundError) as caught:
         resolve(name, store=store, fetch=False)

@@ -85,7 +85,7 @@ def test_a_snapshot_that_cannot_be_a_folder_is_a_broken_or_missing_model(store: 
     assert store.list() == []
 
 
-def test_facts_the_builder_wrote_are_kept(store: Store) -> None:
+def test_facts_written_by_the_builder_are_kept(store: Store) -> None:
     def converting(directory: Path) -> dict[str, Any]:
         write(directory)
         (directory / "headrace.json").write_text(json.dumps({"tensor_types": ["Q4_1"], "licence": "from the file"}))
@@ -287,7 +287,7 @@ def test_a_model_being_installed_is_not_removed(store: Store) -> None:
     assert store.get("busy") is not None
 
 
-def test_waiting_is_reported_and_its_result_used(store: Store) -> None:
+def test_an_install_waits_for_another_process_and_uses_its_result(store: Store) -> None:
     with installing(store, NAME) as finish:
 
         def progress(stage: str, _done: int, _total: int | None, /) -> None:

@@ -68,7 +68,7 @@ def test_a_template_gets_enable_thinking(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"qwen3"}))
-def test_a_template_that_does_not_ask_is_not_disturbed(tmp_path: Path, family: str) -> None:
+def test_templates_without_a_thinking_switch_ignore_it(tmp_path: Path, family: str) -> None:
     prompts = ChatPrompt(tokenizer(tmp_path, family))
     assert prompts.encode(ASK, thinking=False) == prompts.encode(ASK, thinking=True) == prompts.encode(ASK)
 

@@ -39,13 +39,13 @@ def test_a_template_may_add_a_token_that_the_vocabulary_has_not() -> None:
     assert ChatTemplate({"default": "{{ bos_token + messages[0].content + eos_token }}"}).render([USER]) == "hi"
 
 
-def test_tools_choose_the_tool_template() -> None:
+def test_the_tool_use_template_is_chosen_when_there_are_tools() -> None:
     template = ChatTemplate({"default": "plain", "tool_use": "{{ tools | tojson }}"})
     assert template.render([USER]) == template.render([USER], tools=[]) == "plain"
     assert template.render([USER], tools=[{"name": "é<"}]) == '[{"name": "é<"}]'
 
 
-def test_a_number_beyond_all_numbers_is_one_error() -> None:
+def test_an_infinite_number_in_a_template_is_one_error() -> None:
     """Jinja writes it into the code that it makes as `inf`, which is no name there."""
     with pytest.raises(CheckpointError, match="inf"):
         ChatTemplate({"default": "{{ 1e999 - messages[0].content }}"}).render([USER])
@@ -102,7 +102,7 @@ def test_a_template_may_set_fields_of_its_messages() -> None:
 
 
 @pytest.mark.parametrize("call", ["'x'.join(['y'], _loop_vars=1)", "'{_loop_vars}'.format(_loop_vars='x' * 99)"])
-def test_names_of_jinja_are_no_arguments(call: str) -> None:
+def test_internal_arguments_of_jinja_are_refused(call: str) -> None:
     source = f"{{% for m in messages %}}{{{{ {call} }}}}{{% endfor %}}"
     with pytest.raises(CheckpointError):
         ChatTemplate({"default": source}).render([{"role": "user", "content": "a"}])
@@ -141,7 +141,7 @@ def test_a_template_error_is_one_line() -> None:
 # --- where sources come from -------------------------------------------------------------------------------
 
 
-def test_files_win_over_the_configuration(tmp_path: Path) -> None:
+def test_a_template_file_overrides_the_configuration(tmp_path: Path) -> None:
     config = {"chat_template": "config"}
     assert read_sources(tmp_path, {}) == {}
     assert read_sources(tmp_path, config) == {"default": "config"}
@@ -154,13 +154,13 @@ def test_files_win_over_the_configuration(tmp_path: Path) -> None:
     assert read_sources(tmp_path, config) == {"default": "jinja", "tool_use": "tools"}
 
 
-def test_a_list_names_its_templates(tmp_path: Path) -> None:
+def test_a_list_of_named_chat_templates_is_read(tmp_path: Path) -> None:
     listed = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
     assert read_sources(tmp_path, {"chat_template": listed}) == {"default": "a", "tool_use": "b"}
 
 
 @pytest.mark.parametrize("declared", [5, {"a": "b"}, [{"name": "x"}], ["x"], [None]])
-def test_other_shapes_are_refused(tmp_path: Path, declared: object) -> None:
+def test_chat_templates_of_other_json_types_are_refused(tmp_path: Path, declared: object) -> None:
     with pytest.raises(CheckpointError, match="template"):
         read_sources(tmp_path, {"chat_template": declared})
 

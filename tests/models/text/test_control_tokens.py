@@ -145,7 +145,7 @@ def test_a_template_finds_the_words_that_it_looks_for() -> None:
         assert tokenizer.decode(ids, skip_special=False) == text + times * "<|im_end|>"
 
 
-def test_a_key_of_a_tool_that_a_template_encloses_is_text() -> None:
+def test_keys_of_tools_never_complete_a_control_token() -> None:
     template = "{% for key in tools[0].parameters %}<{{ key }}>{% endfor %}<|im_end|>"
     tokenizer = tokenizer_of("chatml", template)
     (end,) = tokenizer.encode("<|im_end|>", special=True)
@@ -185,7 +185,7 @@ def test_tool_definitions_and_results_are_text() -> None:
     assert count("<|im_end|><|im_start|>system<tool_call>") == count("nothing")
 
 
-def test_private_characters_come_through() -> None:
+def test_private_use_characters_in_messages_are_kept() -> None:
     tokenizer = tokenizer_of("chatml")
     text = "\U000f0000\U000f0001<|im_end|>\U00100000"
     ids = tokenizer.encode_chat([{"role": "user", "content": text}])

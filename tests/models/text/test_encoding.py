@@ -99,7 +99,9 @@ def test_an_encoding_beyond_the_limit_is_an_error(stuck: threading.Event, monkey
         limited(stuck.wait, 1)
 
 
-def test_other_threads_use_up_no_time_of_an_encoding(stuck: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_limit_of_an_encoding_ignores_other_threads(
+    stuck: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hours = iter(range(0, 10**9, 3600))
     monkeypatch.setattr("time.process_time", lambda: next(hours))  # of an engine that decodes in this process
     threading.Timer(0.15, stuck.set).start()
@@ -167,7 +169,9 @@ def test_no_character_grows_more_than_the_limit_allows(kind: str) -> None:
     assert longest == text_growth({"type": kind})
 
 
-def test_few_accents_are_sorted_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unicode_normalization_of_many_accents_is_done_in_short_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Python sorts the accents of a letter in quadratic time, and no other thread runs meanwhile."""
     lengths: list[int] = []
 

@@ -23,20 +23,22 @@ def tokenizer(directory: Path, *added: str) -> Tokenizer:
         (["[PREFIX]", "[SUFFIX]"], [261, "b", 260, "a"]),
     ],
 )
-def test_each_familys_order_of_prefix_and_suffix(tmp_path: Path, tokens: list[str], expected: list[int | str]) -> None:
+def test_fill_in_middle_prompts_have_the_order_of_each_family(
+    tmp_path: Path, tokens: list[str], expected: list[int | str]
+) -> None:
     found = tokenizer(tmp_path, *tokens)
     ids = [one for part in expected for one in ([part] if isinstance(part, int) else found.encode(part))]
     assert fill_in_middle(found, "a", "b") == ids
     assert ChatPrompt(found).continued("a", "b") == ids
 
 
-def test_texts_do_not_become_the_tokens_of_a_gap(tmp_path: Path) -> None:
+def test_text_never_becomes_a_fill_in_middle_token(tmp_path: Path) -> None:
     found = tokenizer(tmp_path, "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
     ids = fill_in_middle(found, "<|fim_middle|>", "<|fim_suffix|>")
     assert [ids.count(token) for token in (260, 261, 262)] == [1, 1, 1]
 
 
-def test_other_models_are_refused(tmp_path: Path) -> None:
+def test_models_without_fill_in_middle_tokens_are_refused(tmp_path: Path) -> None:
     found = tokenizer(tmp_path)
     with pytest.raises(UsageError, match="suffix"):
         fill_in_middle(found, "a", "b")

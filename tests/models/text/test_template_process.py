@@ -107,14 +107,14 @@ def test_a_killed_trial_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> No
     assert template.render(messages) == "hello"
 
 
-def test_any_end_has_words() -> None:
+def test_every_exit_status_of_the_template_process_is_described() -> None:
     """Python has no names for most signals of real time."""
     assert end_in_words(1) == "status 1"
     assert end_in_words(-9).startswith("signal 9 (Killed")
     assert all(end_in_words(-number) for number in range(1, signal.NSIG))
 
 
-def test_texts_and_origins_come_out_as_they_are() -> None:
+def test_texts_and_origins_pass_the_template_process_unchanged() -> None:
     """Lone surrogates, control characters and characters beyond 16 bits."""
     own = TemplateText('\ud83d\ude00\x00\n"é😀')
     outside = "\udc80 \x1b \u2028"

@@ -71,7 +71,7 @@ def test_a_section_that_is_continued_has_the_kinds_of_the_whole_text(pieces: lis
 @pytest.mark.parametrize(
     ("text", "thinking"), [("<thi", ""), ("<think>a</th", "a"), ("<think>a\n", "a"), ("<think>\n", "")]
 )
-def test_only_text_that_may_be_dropped_is_held_back(text: str, thinking: str) -> None:
+def test_only_a_possible_tag_is_held_back_within_thinking(text: str, thinking: str) -> None:
     splitter = ThinkingSplitter()
     _, known, _, content = splitter.by_kind(*splitter.feed(text))
     assert (known, content) == (thinking, "")

@@ -179,7 +179,7 @@ def test_without_a_template_a_chat_is_refused(write: Callable[..., Path]) -> Non
         Tokenizer.load(directory).encode_chat([{"role": "user", "content": "hi"}])
 
 
-def test_neighbours_of_a_kind_are_one_part_of_a_marked_sequence(write: Callable[..., Path]) -> None:
+def test_marked_tokens_are_grouped_into_text_and_control_parts(write: Callable[..., Path]) -> None:
     tokenizer = Tokenizer.load(write("chatml"))
     end = id_of(tokenizer, "<|im_end|>")
     ids = [*tokenizer.encode("two words"), end, end, *tokenizer.encode("€"), end]

@@ -182,7 +182,7 @@ def test_merges_of_null_are_left_to_the_library(tmp_path: Path) -> None:
         Tokenizer.load(write(tmp_path, model=model))
 
 
-def test_other_lines_pass_where_panics_are_hidden(capfd: pytest.CaptureFixture[str]) -> None:
+def test_only_panic_messages_are_removed_from_stderr(capfd: pytest.CaptureFixture[str]) -> None:
     with panics_hidden():
         os.write(2, b"a line\nthread '<unnamed>' (7) panicked at x.rs:1:2:\nno\nstack backtrace:\n")
     with panics_hidden():
@@ -198,7 +198,7 @@ def test_other_lines_pass_where_panics_are_hidden(capfd: pytest.CaptureFixture[s
         ('"vocab":', '"vocab": {}, "v\\u006fcab":'),
     ],
 )  # fmt: skip
-def test_a_repeated_key_hides_nothing(tmp_path: Path, text: str, repeated: str) -> None:
+def test_a_repeated_key_in_a_tokenizer_is_refused(tmp_path: Path, text: str, repeated: str) -> None:
     file = write(tmp_path) / "tokenizer.json"
     file.write_text(file.read_text().replace(text, repeated), "utf-8")
     with pytest.raises(CheckpointError, match="a key is repeated"):
@@ -206,7 +206,7 @@ def test_a_repeated_key_hides_nothing(tmp_path: Path, text: str, repeated: str) 
 
 
 @pytest.mark.parametrize("prefix", ["\\u0046ixedLength", "Fixed\\u004cength"])
-def test_names_written_as_escapes_hide_nothing(tmp_path: Path, prefix: str) -> None:
+def test_escaped_names_do_not_bypass_the_checks_of_a_tokenizer(tmp_path: Path, prefix: str) -> None:
     write(tmp_path, pre_tokenizer={"type": "FixedLength", "length": 0})
     file = tmp_path / "tokenizer.json"
     file.write_text(file.read_text().replace("FixedLength", prefix))
@@ -214,7 +214,7 @@ def test_names_written_as_escapes_hide_nothing(tmp_path: Path, prefix: str) -> N
         Tokenizer.load(tmp_path)
 
 
-def test_a_sound_character_map_is_believed(tmp_path: Path) -> None:
+def test_a_valid_character_map_is_accepted(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write(tmp_path, normalizer=charsmap(trie_of("x", 0), b"b\0")))
     assert tokenizer.encode("ax") == tokenizer.encode("ab") == [3]
 

@@ -66,7 +66,7 @@ def smuggled(tokenizer: Tokenizer, seed: int, count: int) -> list[str]:
 @pytest.mark.sampled
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
-def test_no_text_gives_the_id_of_a_control(tmp_path: Path, template: str, normalizer: str) -> None:
+def test_no_text_is_encoded_to_a_control_token(tmp_path: Path, template: str, normalizer: str) -> None:
     tokenizer = write(tmp_path, TEMPLATES[template], NORMALIZERS[normalizer])
     written = [i for i in tokenizer.encode_chat([{"role": "user", "content": "x"}]) if i >= 300]
     assert written == [300, 302, 303]

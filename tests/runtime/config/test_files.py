@@ -88,7 +88,7 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
         read_regular(file, 2 << 20)
 
 
-def test_a_name_is_one_line() -> None:
+def test_a_shown_file_name_is_one_safe_line() -> None:
     assert shown_name(Path("/models/a\nb\x1b[31m ü 漢")) == "a\ufffdb\ufffd[31m ü 漢"
 
 
@@ -244,12 +244,12 @@ def test_written_content_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"5", b"\xff\xfe", b"[" * 100_000])
-def test_broken_files_read_as_empty(tmp_path: Path, content: bytes) -> None:
+def test_broken_cache_files_read_as_empty(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "cache.json").write_bytes(content)
     assert read_cache(tmp_path / "cache.json") == {}
 
 
-def test_the_least_recently_used_files_go(tmp_path: Path) -> None:
+def test_the_least_recently_used_cache_files_are_deleted(tmp_path: Path) -> None:
     files = [tmp_path / f"{name}.json" for name in "abcd"]
     for age, file in enumerate(files):
         write_cache(file, {})

@@ -103,13 +103,13 @@ def alone(either: Decoder) -> list[list[int]]:
 
 
 @pytest.mark.sampled
-def test_answers_are_the_same_in_a_batch(either: Decoder, alone: list[list[int]]) -> None:
+def test_batching_does_not_change_constrained_output(either: Decoder, alone: list[list[int]]) -> None:
     together = run(Engine(either, context_limit=256), REQUESTS)
     assert [_tokens(events) for events in together] == alone
 
 
 @pytest.mark.sampled
-def test_draft_tokens_change_nothing(either: Decoder, alone: list[list[int]]) -> None:
+def test_draft_tokens_leave_constrained_output_unchanged(either: Decoder, alone: list[list[int]]) -> None:
     """Right ones, wrong ones that are allowed or not, and forced ones."""
     for requests in ([request] for request in REQUESTS):
         expected = alone[REQUESTS.index(requests[0])]

@@ -248,7 +248,7 @@ class Forgetful(WatchedNetwork):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("ending", ["length", "cancelled", "closed", "failed"])
-def test_generation_frees_its_memory(network: Decoder, ending: str) -> None:
+def test_every_end_of_a_generation_frees_its_kv_memory(network: Decoder, ending: str) -> None:
     def once() -> None:
         cancel = CancelFlag()
         watched = Forgetful(network, on_pass=_explode(9 if ending == "failed" else -1))
@@ -391,7 +391,7 @@ def test_the_first_error_is_raised_if_work_after_it_fails_too(
     assert not engine.has_work
 
 
-def test_other_errors_of_a_device_pass_as_they_are(network: Decoder) -> None:
+def test_other_errors_of_a_device_are_raised_unchanged(network: Decoder) -> None:
     def fail(_: int) -> None:
         raise RuntimeError("[METAL] Command buffer execution failed: Invalid Resource")
 

@@ -81,7 +81,7 @@ def test_passes_after_the_first_token_are_not_reported(network: Decoder) -> None
     assert set(reports_at_token) == {len(slow.reports)}
 
 
-def test_no_report_comes_after_the_pass(network: Decoder) -> None:
+def test_a_slow_first_pass_is_not_reported_after_its_end(network: Decoder) -> None:
     slow = Slow(network, 0)
     generation = slow.engine.generate(Request(PROMPT, max_tokens=1))
     next(generation)

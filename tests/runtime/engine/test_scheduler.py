@@ -157,7 +157,7 @@ class Served(RuleBasedStateMachine):
         assert self.room.used == 0
 
 
-def test_one_sequence_may_reserve_its_limit_and_no_more() -> None:
+def test_a_sequence_reserves_at_most_its_context_limit() -> None:
     assert LIMIT % CHUNK
     room = KVBudget(COST, LIMIT, COST.kv_bytes(LIMIT))
     timeline: Any = SimpleNamespace()
@@ -166,7 +166,7 @@ def test_one_sequence_may_reserve_its_limit_and_no_more() -> None:
     assert (sequence.reserved, room.used) == (LIMIT, room.total)
 
 
-def test_a_lower_limit_keeps_reservations_and_one_full_context() -> None:
+def test_lowering_the_kv_budget_keeps_reservations_and_one_full_context() -> None:
     room = KVBudget(COST, LIMIT, COST.kv_bytes(LIMIT * 4))
     timeline: Any = SimpleNamespace()
     sequences = [Sequence(Request(range(9), 5), LIMIT, timeline) for _ in range(3)]

@@ -63,7 +63,7 @@ def test_each_step_reads_all_entries_before_it_and_at_most_one_is_uncommitted(ne
     assert {length - committed for length, committed in watched.positions} == {0, 1}
 
 
-def test_a_cache_that_cannot_roll_back_is_run_ahead_of_as_well(network: Decoder) -> None:
+def test_steps_are_built_ahead_on_caches_that_cannot_roll_back_too(network: Decoder) -> None:
     watched = WatchedNetwork(network, forgets=True)
     tokens, _ = answer(watched, Request(PROMPT, max_tokens=STEPS))
     assert {length - committed for length, committed in watched.positions[2:]} == {1}
@@ -138,7 +138,7 @@ class SpoiledToken(WatchedNetwork):
 
 @pytest.mark.parametrize("params", [SamplingParams(temperature=0), SamplingParams(temperature=1, top_k=5, seed=1)])
 @pytest.mark.parametrize("prompt", [[5, 9, 17, 3], [5, 17, 3, 9]], ids=["prefill", "decode"])
-def test_nan_in_keys_or_in_a_query_comes_out_as_an_error(
+def test_nan_in_keys_or_queries_raises_engine_error(
     network: Decoder, prompt: list[int], params: SamplingParams
 ) -> None:
     with pytest.raises(EngineError, match="not finite"):

@@ -25,7 +25,7 @@ TIMES = st.builds(
 
 
 @given(TIMES, TIMES, TIMES, st.floats(0, 2), st.floats(0, 1))
-def test_parts_are_within_the_step(
+def test_timed_parts_of_a_step_sum_to_at_most_the_step(
     weights: RegionTimes, attention: RegionTimes, sampling: RegionTimes, seconds: float, host: float
 ) -> None:
     times = {"weights": weights, "attention": attention, "sampling": sampling}
@@ -54,7 +54,7 @@ class Clocks:
 
 
 @pytest.mark.parametrize(("every", "timed"), [(0, 0), (1, 19), (4, 7)])
-def test_one_step_in_so_many_is_timed(monkeypatch: pytest.MonkeyPatch, every: int, timed: int) -> None:
+def test_every_nth_step_is_timed(monkeypatch: pytest.MonkeyPatch, every: int, timed: int) -> None:
     clocks = Clocks()
     monkeypatch.setattr(ops, "native", clocks)
     monkeypatch.setattr(ops, "select", lambda: clocks)

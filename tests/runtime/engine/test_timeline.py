@@ -43,7 +43,7 @@ def run(submitted: float, prefilled: float, ready: Iterable[float]) -> tuple[Sum
     return timeline.summary(cache, len(times)), records
 
 
-def test_figures_of_a_known_timeline() -> None:
+def test_summary_figures_of_a_known_timeline_equal_those_by_hand() -> None:
     summary, records = run(100.0, 100.7, [101.0, 101.1, 101.3, 101.4, 101.8])
     assert summary.prefill_s == pytest.approx(0.7)
     assert summary.first_step_s == pytest.approx(0.3)
@@ -167,7 +167,7 @@ def test_an_empty_series_has_no_percentiles() -> None:
     assert Percentiles.of([]) is None
 
 
-def test_mbu_needs_both_sides() -> None:
+def test_mbu_needs_achieved_and_peak_bandwidth() -> None:
     assert mbu(27.0, None, 54.0) == MBU(0.5, 54.0, measured_beside=False)
     assert mbu(27.0, 54.0, 90.0) == MBU(0.5, 54.0, measured_beside=True)
     assert mbu(27.0, 20.0, 54.0) == MBU(0.5, 54.0, measured_beside=False)  # a reading slower than the steps

@@ -262,7 +262,7 @@ def test_a_common_prefix_is_stored_once(common: int) -> None:
     assert len(second.tables[0]) == -(-common // BLOCK)
 
 
-def test_decoded_blocks_are_found_where_answers_are_accepted() -> None:
+def test_blocks_of_decode_steps_are_reused_only_on_request() -> None:
     pool, _ = a_pool()
     cache = filled(pool, [1] * (BLOCK + 9))
     cache.reserve(BLOCK, "decode")
@@ -334,7 +334,7 @@ class States(Memory):
         return [mx.zeros((16,))]
 
 
-def test_nodes_without_state_go_with_their_sequence() -> None:
+def test_prefix_nodes_without_recurrent_state_are_freed_with_their_sequence() -> None:
     pool = BlockPool((), [], cast(Any, States(0, 0)))
     tokens = [1] * (2 * BLOCK + 9)
     for number in range(50):
@@ -350,7 +350,7 @@ def test_nodes_without_state_go_with_their_sequence() -> None:
     assert matching_entries(pool.lookup(tokens)) == len(tokens)
 
 
-def test_stored_blocks_without_state_are_not_kept(tmp_path: Path) -> None:
+def test_loaded_blocks_without_recurrent_state_are_not_cached(tmp_path: Path) -> None:
     pool = BlockPool((), [], cast(Any, States(0, 0)))
     store = DiskStore(tmp_path, max_bytes=100_000)
     tokens = (1,) * BLOCK
@@ -362,7 +362,7 @@ def test_stored_blocks_without_state_are_not_kept(tmp_path: Path) -> None:
     assert not pool.index.root.children
 
 
-def test_keys_depend_on_the_weights() -> None:
+def test_prefix_keys_depend_on_the_weights() -> None:
     keys = {filled(BlockPool((None,), [2], cast(Any, Memory(1, 2)), key), [1]).pool.index.root.key
             for key in (b"", b"a", b"b")}  # fmt: skip
     assert len(keys) == 3

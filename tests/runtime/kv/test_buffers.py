@@ -178,7 +178,7 @@ def test_joined_slots_give_the_output_of_separate_sequences(
 
 
 @pytest.mark.parametrize("variant", ["llama", "gemma3", "gpt-oss"])
-def test_one_attention_for_all_and_no_mask_where_lengths_are_one(
+def test_slots_of_equal_length_attend_once_without_a_mask(
     directories: dict[str, Path], variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = load_decoder(directories[variant])
@@ -206,7 +206,7 @@ def test_one_attention_for_all_and_no_mask_where_lengths_are_one(
     assert all(isinstance(mask, mx.array) and mask.dtype == mx.bool_ for _, mask in calls)
 
 
-def test_softcaps_go_sequence_by_sequence(directories: dict[str, Path]) -> None:
+def test_layers_with_softcaps_attend_sequence_by_sequence(directories: dict[str, Path]) -> None:
     network = load_decoder(directories["gemma2"])
     kv = new_kv(network)
     caches = [fed(network, kv, length) for length in (5, 9)]
@@ -214,7 +214,7 @@ def test_softcaps_go_sequence_by_sequence(directories: dict[str, Path]) -> None:
     assert [cache.buffers for cache in caches] == [None, None]
 
 
-def test_layers_that_joined_attention_cannot_express_stay_separate(llama: Decoder) -> None:
+def test_rows_of_different_kinds_do_not_share_slot_buffers(llama: Decoder) -> None:
     kv = new_kv(llama)
     prompt, guessing, far, alone = (fed(llama, kv, length) for length in (5, 9, CHUNK + 3, 7))
     rows: list[Work] = [(1, "decode"), (1, "decode"), (4, "decode"), (16, "prefill")]

@@ -211,7 +211,7 @@ def test_growing_allocates_one_buffer_at_a_time(start: int) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 100, 512])
-def test_a_window_keeps_its_entries_and_those_for_rollback(chunk: int) -> None:
+def test_a_windowed_cache_keeps_the_window_and_the_entries_for_rollback(chunk: int) -> None:
     cache = new_cache(limit=20_000, windows=(None, 700))
     kv = [LayerKV(1, 4 * DIM * 4), LayerKV(1, 4 * DIM * 4, 700)]
     while cache.length < 12_000:

@@ -51,7 +51,9 @@ def test_a_changed_file_is_a_miss(tmp_path_factory: pytest.TempPathFactory, data
 
 
 @given(st.binary(max_size=200))
-def test_other_content_with_a_sound_digest_is_a_miss(tmp_path_factory: pytest.TempPathFactory, noise: bytes) -> None:
+def test_malformed_block_content_with_a_valid_digest_is_a_miss(
+    tmp_path_factory: pytest.TempPathFactory, noise: bytes
+) -> None:
     from hashlib import blake2b
 
     store = DiskStore(tmp_path_factory.mktemp("kv"), max_bytes=10_000)

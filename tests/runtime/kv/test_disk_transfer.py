@@ -113,7 +113,7 @@ def test_other_weights_use_no_stored_block(network: Decoder, store: DiskStore) -
     assert load_blocks(new_pool(network, b"other weights"), CHAT, store) == 0
 
 
-def test_a_small_pool_loads_the_blocks_that_fit(network: Decoder, store: DiskStore) -> None:
+def test_a_small_pool_loads_from_disk_the_blocks_that_fit(network: Decoder, store: DiskStore) -> None:
     pool = new_pool(network, entries=2 * BLOCK)
     load_blocks(pool, CHAT, store)
     assert max(blocks.cached for blocks in pool.groups) == 2

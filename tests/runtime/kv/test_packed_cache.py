@@ -65,7 +65,7 @@ def step(coding: Coding, largest: float) -> float:
     kind=st.sampled_from(["plain", "window", "softcap", "sinks"]),
     seed=st.integers(0, 1000),
 )
-def test_attention_is_that_over_the_transformed_codes(
+def test_packed_attention_equals_attention_over_the_dequantized_codes(
     kv: KVFormat, head_dim: int, kv_heads: int, shared: int, past: int, count: int, kind: str, seed: int
 ) -> None:
     heads = kv_heads * shared

@@ -106,7 +106,7 @@ def test_a_rotating_cache_is_reused_whole_or_from_a_mark(network: Decoder) -> No
     assert ask([90, *first])[1] == 0
 
 
-def test_the_stop_token_is_in_the_kept_cache(network: Decoder) -> None:
+def test_the_stop_token_is_in_the_cached_prefix(network: Decoder) -> None:
     """A template closes the turn with it, so that a cache that forgets is the beginning of the next prompt."""
     engine = conversation(WatchedNetwork(network, forgets=True))
     free, _ = fresh(network, Request(FIRST, max_tokens=9))

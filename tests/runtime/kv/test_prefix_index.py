@@ -12,7 +12,7 @@ def add(index: PrefixIndex, tokens: list[int], phase: bytes = b"\0") -> None:
         node = index.add(node, block, phase * len(block), 1)
 
 
-def test_shared_blocks_are_those_before_the_last_fork() -> None:
+def test_a_prefix_shared_by_two_sequences_is_counted_up_to_their_fork() -> None:
     index = PrefixIndex(b"")
     first = list(range(3 * BLOCK + 10))
     assert index.shared_blocks(first) == 0

@@ -217,7 +217,9 @@ def test_a_chat_continues_without_a_copy(buffered: Decoder, monkeypatch: pytest.
     assert (end.summary.reused_tokens, moves) == (len(CHAT), [])
 
 
-def test_output_grows_where_memory_is_short(buffered: Decoder, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_grows_with_its_output_where_memory_is_short(
+    buffered: Decoder, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first sequence has room for its output, the second one is admitted with its prompt's and grows once."""
     memory = buffered.cost.kv_bytes(5 * chunk)
     engine = Engine(buffered, context_limit=4 * chunk, kv_memory=memory, chunk_budget=SteadyPace(chunk // 4))

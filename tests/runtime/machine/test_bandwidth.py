@@ -29,7 +29,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "bandwidth.json"
 
 
-def test_measured_once_and_stored(home: Path) -> None:
+def test_the_bandwidth_peak_is_measured_once_and_stored(home: Path) -> None:
     assert peaks.cached_peak() is None
     done: list[float] = []
     peak = bandwidth.measure_peak(done.append)
@@ -233,7 +233,7 @@ def test_an_invalid_entry_reads_as_never_measured(home: Path, field: str, value:
         (5, False, "decode", True),
     ],
 )
-def test_memory_is_read_once_an_hour(
+def test_memory_bandwidth_is_measured_at_most_once_an_hour(
     minutes: int, busy: bool, source: str, again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     when = (datetime.now(UTC) - timedelta(minutes=minutes)).strftime(peaks.TIME)

@@ -32,7 +32,7 @@ def test_flops_of_apple_gpus_follow_from_their_cores() -> None:
     assert all(chip.fp16_flops for chip in chips.table() if chip.name.startswith("Apple"))
 
 
-def test_rows_of_one_name_are_distinct() -> None:
+def test_variants_of_a_chip_differ_in_cores_or_memory() -> None:
     by_name = defaultdict(list)
     for chip in chips.table():
         by_name[chip.name.lower()].append(chip)
@@ -99,7 +99,7 @@ def test_memory_size_selects_the_variant() -> None:
 
 
 @given(st.text(), st.none() | st.integers(), st.none() | st.integers())
-def test_any_name_is_a_row_or_unknown(name: str, cores: int | None, memory: int | None) -> None:
+def test_looking_up_any_chip_name_never_raises(name: str, cores: int | None, memory: int | None) -> None:
     assert chips.find(name, cores, memory) is None or name
 
 

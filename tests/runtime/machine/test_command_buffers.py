@@ -32,7 +32,7 @@ def test_ten_buffers_hold_less_than_a_step_of_few_layers() -> None:
 
 
 @pytest.mark.usefixtures("_mac")
-def test_a_value_of_the_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_buffer_limit_set_by_the_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     limit_command_buffers(16)
     assert os.environ[COMMAND_BUFFER_VARIABLE] == "14"
     monkeypatch.setenv(COMMAND_BUFFER_VARIABLE, "99")
@@ -40,13 +40,15 @@ def test_a_value_of_the_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ[COMMAND_BUFFER_VARIABLE] == "99"
 
 
-def test_other_systems_keep_their_environment() -> None:
+def test_command_buffers_are_limited_on_macs_only() -> None:
     limit_command_buffers(16)
     assert COMMAND_BUFFER_VARIABLE not in os.environ
 
 
 @pytest.mark.usefixtures("_mac")
-def test_the_limit_is_set_before_memory_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_buffer_limit_is_set_before_memory_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The check asks MLX for its device, which reads the variable once."""
     seen = list[str | None]()
     budget = memory.budget
@@ -57,7 +59,7 @@ def test_the_limit_is_set_before_memory_is_checked(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.usefixtures("_mac")
-def test_device_info_sets_the_limit_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_info_sets_the_command_buffer_limit_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """`bench` asks for the machine before a model is known."""
     seen = list[str | None]()
     info = mx.device_info

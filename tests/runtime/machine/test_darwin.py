@@ -64,7 +64,7 @@ def test_a_mac_without_counters_has_none(paths: Libraries, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("broken", ["no-sample", "other-key", "no-array", "other-units"])
-def test_a_sample_that_is_not_understood_is_unknown(
+def test_a_malformed_energy_sample_gives_no_reading(
     paths: Libraries, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     counters = EnergyCounters(CoreFoundation(paths.core_foundation), paths.io_report)
@@ -102,7 +102,7 @@ def test_the_state_of_a_notification_is_read_and_released(
     assert _call(paths.system, "open_tokens") == 0
 
 
-def test_each_sensor_fails_alone(paths: Libraries, tmp_path: Path) -> None:
+def test_a_missing_mac_library_leaves_the_other_sensors(paths: Libraries, tmp_path: Path) -> None:
     seconds = iter(range(100))
     look = apple(lambda: float(next(seconds)), paths)
     assert look().power_w is None  # the first look

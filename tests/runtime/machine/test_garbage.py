@@ -18,7 +18,7 @@ def frozen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-def test_nothing_is_collected_within_a_block() -> None:
+def test_no_garbage_is_collected_while_importing() -> None:
     phases: list[str] = []
 
     def note(phase: str, _: Any) -> None:
@@ -41,7 +41,7 @@ def test_nothing_is_collected_within_a_block() -> None:
     assert gc.isenabled()
 
 
-def test_a_block_that_imports_something_exempts_its_objects(
+def test_objects_of_imported_modules_are_exempt_from_collection(
     frozen: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second load of a model imports nothing, and the first model's objects have to stay collectable."""
@@ -55,7 +55,7 @@ def test_a_block_that_imports_something_exempts_its_objects(
     del sys.modules["imported_in_a_block"]
 
 
-def test_collection_that_was_off_stays_off() -> None:
+def test_garbage_collection_that_was_off_stays_off() -> None:
     gc.disable()
     try:
         with garbage.importing():

@@ -64,18 +64,18 @@ def test_parsers_never_raise(parse: Callable[[str], object], given: str) -> None
 
 
 @given(st.text())
-def test_junk_gives_no_facts(junk: str) -> None:
+def test_malformed_tool_output_gives_no_hardware_facts(junk: str) -> None:
     assert text.cgroup_bytes(f"x{junk}") is None
     assert text.ioreg_gpu_cores(junk.replace('"', "")) is None
     assert text.system_profiler_gpu_cores(f"]{junk}") is None
 
 
-def test_an_infinite_count_is_none() -> None:
+def test_an_infinite_number_of_gpu_cores_is_none() -> None:
     assert text.system_profiler_gpu_cores('{"SPDisplaysDataType": [{"sppci_cores": 1e999}]}') is None
 
 
 @given(st.integers(0, 2**60 - 1))
-def test_cgroup_limits_survive(limit: int) -> None:
+def test_cgroup_limits_are_parsed_exactly(limit: int) -> None:
     assert text.cgroup_bytes(f"{limit}\n") == limit
 
 

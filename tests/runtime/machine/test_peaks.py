@@ -82,7 +82,7 @@ def test_rates_above_the_nominal_bandwidth_do_not_count() -> None:
     assert peaks.correct_peak(too_fast, step_bytes=peaks.STEP_BYTES, steps=100, host=host) is None
 
 
-def test_the_first_file_format_reads_as_never_measured(tmp_path: Path) -> None:
+def test_peaks_in_the_first_file_format_read_as_never_measured(tmp_path: Path) -> None:
     peaks.store(measured(20))
     file = tmp_path / "cache" / "bandwidth.json"
     file.write_text(file.read_text().replace("[", "").replace("]", ""))

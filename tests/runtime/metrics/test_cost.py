@@ -17,7 +17,7 @@ def test_a_batch_reads_the_weights_once() -> None:
     assert COST.step_flops(5) == 50 + 3 * (2 * 6 + 4)
 
 
-def test_the_longest_context_may_take_all_of_the_room() -> None:
+def test_the_longest_context_fills_the_memory_given() -> None:
     room = COST.kv_bytes(300)
     assert [COST.longest_context(room + more, 1000) for more in (-1, 0, 1)] == [299, 300, 300]
     assert (COST.longest_context(room, 200), COST.longest_context(29, 200), COST.longest_context(30, 200)) == (
@@ -27,7 +27,7 @@ def test_the_longest_context_may_take_all_of_the_room() -> None:
     )
 
 
-def test_recurrent_state_is_read_and_written_once_a_step_and_held_once_a_sequence() -> None:
+def test_recurrent_state_counts_twice_per_step_and_once_per_sequence() -> None:
     hybrid = replace(COST, state_bytes=7)
     assert hybrid.kv_bytes_read(5) == COST.kv_bytes_read(5) + 7
     assert hybrid.kv_bytes_written(3) == 3 * 30 + 7
@@ -37,7 +37,7 @@ def test_recurrent_state_is_read_and_written_once_a_step_and_held_once_a_sequenc
     assert [hybrid.longest_context(room + more, 1000) for more in (-1, 0)] == [299, 300]
 
 
-def test_all_positions_stay_that_an_indexer_chooses_from() -> None:
+def test_an_indexed_layer_stores_all_positions_and_reads_the_chosen_ones() -> None:
     layer = LayerKV(2, 10, chosen=4)
     assert (layer.nbytes(3), layer.nbytes(9), layer.held_bytes(9)) == (60, 80, 180)
     assert (layer.visible_by_all(9, 1), layer.read_by_all(9, 1)) == (4, 4)
@@ -52,13 +52,13 @@ def test_index_keys_are_read_where_positions_are_left_out() -> None:
     assert (layer.visible_by_all(9, 3), layer.read_by_all(9, 3)) == (9 + 10 + 11, 11)
 
 
-def test_the_newest_of_the_chosen_blocks_is_not_full() -> None:
+def test_the_newest_chosen_block_counts_its_entries_only() -> None:
     layer = LayerKV(1, 10, chosen=8, block=4)
     assert [layer.visible(entries) for entries in (7, 8, 9, 11, 12, 13)] == [7, 8, 5, 7, 8, 5]
 
 
 @given(POSITIVE, POSITIVE, POSITIVE, POSITIVE)
-def test_the_longer_of_reading_and_computing_is_the_limit(
+def test_a_step_takes_the_longer_of_reading_and_computing(
     nbytes: float, flops: float, bytes_per_second: float, flops_per_second: float
 ) -> None:
     limit = step_limit(nbytes, flops, bytes_per_second, flops_per_second)

@@ -49,7 +49,9 @@ def test_attention_in_pieces_equals_attention_at_once(kind: str, size: int, monk
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.float32])
 @pytest.mark.parametrize("kind", SPECS)
-def test_scores_stay_within_their_bound(kind: str, dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_scores_stay_within_their_memory_bound(
+    kind: str, dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arrays = heads(dtype)
     spec = SPECS[kind]
     if spec.sinks is not None:
@@ -66,7 +68,7 @@ def test_scores_stay_within_their_bound(kind: str, dtype: mx.Dtype, monkeypatch:
 @pytest.mark.parametrize("dim", [32, 64, 80, 128, 192, 256])
 @pytest.mark.parametrize("window", [None, 300])
 @pytest.mark.parametrize("metal", [True, False], ids=["metal", "cuda"])
-def test_a_gpu_takes_fused_attention_where_it_has_one(
+def test_a_gpu_runs_fused_attention_for_the_head_sizes_that_have_it(
     dim: int, window: int | None, metal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Attention of many queries, by head size and mask; for few scores MLX's own choice."""

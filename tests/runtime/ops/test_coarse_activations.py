@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from headrace.runtime.metrics.cost import FLOAT_MODES
 from headrace.runtime.ops import AttentionSpec, LayerWeights, Rope, native, reference
-from tests.runtime.ops.rounded_products import check_that_non_finite_values_show, product, quantized
 from tests.support.kernels import INSTRUCTION_SETS, on_instruction_set
+from tests.support.rounded_products import check_that_non_finite_values_show, product, quantized
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 
@@ -37,7 +37,7 @@ _FORMATS += [(mode, *FLOAT_MODES[mode]) for mode in ("mxfp4", "nvfp4")]
 @pytest.mark.parametrize(("mode", "bits", "group"), _FORMATS)
 @settings(max_examples=40)
 @given(st.integers(0, 2**31), st.integers(1, 19), st.integers(1, 70), st.integers(1, 20), st.integers(0, 5))
-def test_products_are_those_of_the_definition(
+def test_8_bit_products_are_those_of_the_definition(
     mode: str, bits: int, group: int, seed: int, length: int, rows: int, groups: int, outliers: int
 ) -> None:
     mx.random.seed(seed)
@@ -70,7 +70,7 @@ def test_non_finite_values_are_not_hidden() -> None:
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_only_rows_of_prompts_are_coarse(phase: str) -> None:
+def test_only_prompt_rows_are_rounded_to_8_bits(phase: str) -> None:
     mx.random.seed(5)
     spec = AttentionSpec(2, 1, 32, 0.2, Rope(32, 10_000 ** (mx.arange(0, 32, 2) / 32)))
     shapes = ((128, 64), (64, 64), (256, 64), (64, 128))

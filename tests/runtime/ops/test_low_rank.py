@@ -69,7 +69,7 @@ def test_low_rank_products_are_added(parts: list[tuple[int, int, int]], dtype: m
         assert mx.abs(ours - expected[:, :rows]).max().item() < 1e-5 * mx.abs(expected).max().item()
 
 
-def test_they_come_before_the_activation_and_the_residual() -> None:
+def test_low_rank_products_are_added_before_activation_and_residual() -> None:
     x = mx.random.normal((1, 7, COLUMNS), key=mx.random.key(2))
     norm = mx.random.uniform(0.5, 1.5, (COLUMNS,), key=mx.random.key(4))
     products = _products([(0, 150, 8), (150, 150, 8)], mx.float32)
@@ -99,7 +99,7 @@ def test_a_row_has_the_same_bits_in_any_batch(bits: int) -> None:
         assert mx.array_equal(mx.concatenate(batches, axis=1), expected)
 
 
-def test_bindings_refuse_products_that_do_not_fit() -> None:
+def test_bindings_refuse_low_rank_products_of_wrong_shapes() -> None:
     a = mx.zeros((4, COLUMNS))
     b = mx.zeros((10, 4))
     ones = mx.ones((4,))

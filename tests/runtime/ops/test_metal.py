@@ -27,7 +27,7 @@ def test_metal_runs_the_kernels() -> None:
     assert metal.status.__wrapped__() == metal.MetalStatus(True)
 
 
-def test_twins_run_where_a_kernel_differs_or_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stock_operations_run_where_a_metal_kernel_differs_or_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks() -> str:
         raise RuntimeError("[metal] does not compile\nline 7")
 
@@ -48,7 +48,7 @@ def test_twins_run_where_a_kernel_differs_or_breaks(monkeypatch: pytest.MonkeyPa
         (metal.MetalStatus(False, "add_norms differs"), "reference", "differs"),
     ],
 )
-def test_the_kernels_that_run_are_named(
+def test_the_metal_kernels_in_use_and_the_reason_are_reported(
     monkeypatch: pytest.MonkeyPatch, status: metal.MetalStatus, kernels: str, reason: str
 ) -> None:
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
@@ -112,7 +112,7 @@ def test_head_operations_match_stock_operations(spec: AttentionSpec, dtype: mx.D
 
 
 @_emulates
-def test_a_dimension_without_its_partner_in_the_thread_is_left_to_stock() -> None:
+def test_partial_rotations_that_split_a_pair_run_stock_operations() -> None:
     spec = next(metal_check.specs(mx.float16))
     assert spec.rope is not None
     half = replace(spec, rope=replace(spec.rope, dims=32, periods=spec.rope.periods[:16]))
@@ -124,7 +124,7 @@ def test_a_dimension_without_its_partner_in_the_thread_is_left_to_stock() -> Non
 @pytest.mark.sampled(24)
 @_emulates
 @pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
-def test_a_network_is_as_with_stock_operations(family: str, tmp_path: Path) -> None:
+def test_metal_kernels_give_the_logits_of_stock_operations(family: str, tmp_path: Path) -> None:
     network = load_decoder(model_of(tmp_path, family, 2, mixed=family == "qwen2"), reference, mx.float16)
     with emulated() as names:
         own = _logits(network)

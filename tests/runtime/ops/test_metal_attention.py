@@ -52,7 +52,7 @@ def test_metal_attention_matches_stock_operations(
     assert mx.abs(own.astype(mx.float32) - expected).max() <= bound * mx.abs(expected).max()
 
 
-def test_a_step_with_packed_entries_runs_it(tmp_path: Path) -> None:
+def test_steps_on_packed_kv_run_metal_attention(tmp_path: Path) -> None:
     plain = write_model(tmp_path / "plain", "qwen3", dtype=mx.float16)
     model = quantize_model(plain, tmp_path / "model")
     with metal.forced(False):

@@ -40,7 +40,7 @@ def test_the_process_exits_while_kernels_run() -> None:
     _run("mx.async_eval(chain(20_000))")
 
 
-def test_a_weight_without_columns_divides_by_nothing() -> None:
+def test_a_weight_without_columns_causes_no_division_by_zero() -> None:
     _run("""
 weight = native.prepare(Weight(mx.zeros((8, 0))), mx.float32)
 assert mx.array_equal(native.linear(mx.zeros((1, 1, 0)), weight), mx.zeros((1, 1, 8)))
@@ -69,7 +69,7 @@ for call in (
 """
 
 
-def test_bindings_refuse_shapes_that_do_not_fit() -> None:
+def test_bindings_refuse_shapes_that_would_leave_their_buffers() -> None:
     _run(_MISSHAPEN)
 
 

@@ -184,7 +184,7 @@ def test_mixers_match_the_reference(kind: str, norm: str | None) -> None:
     assert all(close(*pair) for pair in zip(ours[1], wanted[1], strict=True))
 
 
-def test_a_removed_key_of_no_length_removes_nothing() -> None:
+def test_a_zero_removed_key_leaves_the_rwkv_state_finite() -> None:
     """The state of RWKV-7 then only decays and grows by the added key, and nothing is divided by zero."""
     spec = unconvolved_mixer("wkv")
     assert spec.wkv is not None
@@ -208,7 +208,7 @@ def test_a_scan_with_large_steps_forgets_its_state() -> None:
     assert close(y, wanted)
 
 
-def test_mixers_without_a_convolution_refuse_what_does_not_fit() -> None:
+def test_mixers_without_a_convolution_refuse_wrong_shapes() -> None:
     for kind in ("scan", "wkv", "shift"):
         spec = unconvolved_mixer(kind)
         x = mixer_inputs(spec, 3)
@@ -227,7 +227,7 @@ def test_mixers_without_a_convolution_refuse_what_does_not_fit() -> None:
 
 
 @pytest.mark.parametrize("kind", ["scan", "shift", "conv"])
-def test_only_rwkv_mixes_values(kind: str) -> None:
+def test_values_mixed_in_other_mixers_than_rwkv_are_refused(kind: str) -> None:
     spec = replace(mixer(kind), mixes_values=True)
     with pytest.raises(ValueError, match="only RWKV-7 mixes values"):
         native.mix_pass(mixer_inputs(spec, 3), [mx.zeros((spec.sizes.state,))], [3], spec)
@@ -248,7 +248,7 @@ def test_bounded_decays_match_the_reference(bound: float) -> None:
 @pytest.mark.sampled
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(("kind", "norm"), MIXERS)
-def test_a_token_is_mixed_alike_in_any_pass(kind: str, norm: str | None, threads: int) -> None:
+def test_a_mixers_token_has_the_same_bits_in_any_pass(kind: str, norm: str | None, threads: int) -> None:
     spec = mixer(kind, norm=norm)
     x = mixer_inputs(spec, 40)
     state = mx.random.normal((spec.sizes.state,))

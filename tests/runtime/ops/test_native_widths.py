@@ -65,7 +65,7 @@ def test_kernels_of_another_instruction_set_are_chosen_by_name() -> None:
         assert f"built for this machine: {name}," in done.stdout, done.stderr
 
 
-def test_instruction_sets_that_are_not_here_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instruction_sets_that_the_processor_lacks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = next(name for name in ("neon", "portable") if name not in native.instruction_sets())
     monkeypatch.setenv("HEADRACE_KERNELS", missing)
     with pytest.raises(UsageError, match=f"HEADRACE_KERNELS={missing}") as raised:

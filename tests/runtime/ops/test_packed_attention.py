@@ -56,7 +56,7 @@ def step(coding: Coding, largest: float) -> float:
     softcap=st.none() | st.just(5.0),
     seed=st.integers(0, 1000),
 )
-def test_errors_are_within_quantization(
+def test_packed_attention_is_within_the_quantization_error(
     instruction_set: str,
     kv: KVFormat,
     head_dim: int,

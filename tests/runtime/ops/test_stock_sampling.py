@@ -27,7 +27,7 @@ def some(rows: int, seed: int, ties: bool = False) -> tuple[mx.array, list[int]]
 @pytest.mark.sampled
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("cuts", CUTS)
-def test_tokens_are_those_of_the_definition(cuts: tuple[int, float, float], ties: bool) -> None:
+def test_gpu_sampling_chooses_the_tokens_of_the_definition(cuts: tuple[int, float, float], ties: bool) -> None:
     rules = [SampleRule(0.8, *cuts)] * 64
     logits, keys = some(len(rules), 3, ties)
     ours, defined = (np.array(choose(logits, rules, keys)) for choose in (sample_on_gpu, sample))
@@ -45,7 +45,7 @@ def test_rows_have_separate_sampling_parameters() -> None:
 
 @pytest.mark.parametrize("cuts", CUTS)
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
-def test_a_logit_that_is_not_finite_is_chosen(cuts: tuple[int, float, float], broken: float) -> None:
+def test_a_non_finite_logit_is_sampled_so_that_it_is_noticed(cuts: tuple[int, float, float], broken: float) -> None:
     logits, keys = some(3, 1)
     logits[1, 77] = broken
     rules = [SampleRule(0.8, *cuts)] * 3

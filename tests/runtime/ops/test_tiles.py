@@ -11,8 +11,8 @@ from headrace.runtime import ops
 from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.cost import FLOAT_MODES
 from headrace.runtime.ops import AttentionSpec, LayerWeights, Rope, native
-from tests.runtime.ops.rounded_products import check_that_non_finite_values_show, product, quantized
 from tests.support.kernels import on_instruction_set
+from tests.support.rounded_products import check_that_non_finite_values_show, product, quantized
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 
@@ -85,13 +85,13 @@ def test_only_rows_of_prompts_use_tiles(tiles: str, phase: str) -> None:
     assert (mx.abs(theirs - ours).max() < 1e-3 * mx.abs(theirs).max()).item()
 
 
-def test_tiles_that_are_not_here_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tile_kernels_that_the_processor_lacks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_KERNELS", "amx")
     assert native.status().instruction_set != "amx"
     with pytest.raises(UsageError, match="HEADRACE_KERNELS=amx"):
         ops.select()
 
 
-def test_halves_without_tiles_are_refused() -> None:
+def test_16_bit_halves_are_refused_without_tile_kernels() -> None:
     with pytest.raises(ValueError, match="16 or 8 bits"):
         product(mx.ones((1, 64)), quantized(8, 64), _HALVES)

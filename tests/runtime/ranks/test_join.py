@@ -48,7 +48,7 @@ def guards(pid: int) -> list[psutil.Process]:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGINT), (1, signal.SIGINT), (0, signal.SIGTERM)])
-def test_a_signal_ends_a_join_and_its_guard(tmp_path: Path, rank: int, number: signal.Signals) -> None:
+def test_a_signal_while_ranks_join_ends_all_processes(tmp_path: Path, rank: int, number: signal.Signals) -> None:
     """The first rank accepts, the last connects. Python handles the signal before."""
     process = joining(tmp_path, rank, seconds=int(10 * PATIENCE_S))
     found = guards(process.pid)

@@ -51,7 +51,7 @@ class Backend:
         pass
 
 
-def test_answers_of_followers_have_a_limit(leader: SlowLeader) -> None:
+def test_waiting_for_answers_of_followers_has_a_time_limit(leader: SlowLeader) -> None:
     network: Any = SimpleNamespace(pages=False, kv_backend=lambda _: Backend())
     ranked = LeaderNetwork(network, leader, kv_memory=1, staged=False)
     backend = ranked.kv_backend(KVOptions(8))
@@ -59,7 +59,7 @@ def test_answers_of_followers_have_a_limit(leader: SlowLeader) -> None:
     assert leader.limits == [FIRST_S, FIRST_S]
 
 
-def test_the_pass_that_an_error_leaves_has_a_limit(leader: SlowLeader) -> None:
+def test_waiting_for_a_pass_after_an_error_has_a_time_limit(leader: SlowLeader) -> None:
     class Pass:
         """A pass that the followers do not end."""
 

@@ -26,14 +26,14 @@ class Passes:
         return found
 
 
-def test_the_first_pass_of_a_kind_may_take_long() -> None:
+def test_the_first_pass_of_a_kind_has_the_long_time_limit() -> None:
     passes = Passes()
     assert passes.run(512, FIRST_S - 1) is None
     assert Passes().run(512, FIRST_S + 1) == FIRST_S
     assert Passes().run(1, FIRST_S + 1) == FIRST_S
 
 
-def test_later_passes_follow_earlier_ones() -> None:
+def test_the_time_limit_of_a_pass_follows_earlier_passes() -> None:
     # Decoding: eight times the slowest pass would be 0.8 s, and no limit is below LEAST_S. The pass after a prompt's is
     # timed as one, since a pass is built ahead.
     passes = Passes()
@@ -54,7 +54,7 @@ def test_later_passes_follow_earlier_ones() -> None:
     assert passes.run(1024, 83 * 8) is not None  # now 0.55 s a token, 560 s
 
 
-def test_a_pass_with_prompt_tokens_has_the_prompts_limit() -> None:
+def test_a_pass_with_prompt_tokens_has_the_time_limit_of_prefill() -> None:
     passes = Passes()
     for tokens, seconds in ((512, 51.2), (1, 0.1), (1, 0.1)):
         passes.run(tokens, seconds)
@@ -62,7 +62,7 @@ def test_a_pass_with_prompt_tokens_has_the_prompts_limit() -> None:
     assert passes.run(1, 70) is None
 
 
-def test_blocks_before_the_first_decode_pass_do_not_shorten_its_limit() -> None:
+def test_short_waits_do_not_shorten_the_limit_of_the_first_decode_pass() -> None:
     passes = Passes()
     with passes.limit.waiting():  # a new K/V backend, a prefix of the next prompt, or a request that was cancelled
         passes.now += 0.001
@@ -73,7 +73,7 @@ def test_blocks_before_the_first_decode_pass_do_not_shorten_its_limit() -> None:
     assert passes.run(1, LEAST_S + 1) is None  # eight times that
 
 
-def test_waits_may_be_nested() -> None:
+def test_nested_waits_for_ranks_count_the_outer_time() -> None:
     passes = Passes()
     with passes.limit.waiting():
         with passes.limit.waiting():

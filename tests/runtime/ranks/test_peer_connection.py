@@ -252,7 +252,7 @@ def test_an_error_of_a_follower_ends_all_with_its_text(pair: Pair) -> None:
     assert pair.ends.get(timeout=PATIENCE_S) == 1
 
 
-def test_shares_become_ranges_in_proportion() -> None:
+def test_layers_are_divided_over_ranks_in_proportion_to_their_shares() -> None:
     assert Split("pipeline", (1, 1)).ranges(5) == [range(2), range(2, 5)]
     assert Split("pipeline", (8, 1, 1)).ranges(3) == [range(1), range(1, 2), range(2, 3)]
     assert Split("pipeline", (1, 3)).ranges(8) == [range(2), range(2, 8)]

@@ -167,7 +167,7 @@ def test_a_tiny_top_p_leaves_the_best_token(top_p: float) -> None:
     assert set(draw(SamplingParams(temperature=1, top_p=top_p, seed=3), logits)) == {0}
 
 
-def test_top_p_keeps_the_token_that_crosses_the_line() -> None:
+def test_top_p_keeps_the_token_that_reaches_the_sum() -> None:
     logits = [math.log(p) for p in (0.5, 0.25, 0.125)] + [math.log(0.125 / 9)] * 9
     assert set(draw(SamplingParams(temperature=1, top_p=0.6, seed=3), logits)) == {0, 1}
 
@@ -271,7 +271,7 @@ def test_a_digest_changes_with_the_last_bit_of_any_logit(logits: list[float], to
         {"seed": 2**64},
     ],
 )
-def test_values_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+def test_sampling_parameters_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         SamplingParams(**wrong)
 

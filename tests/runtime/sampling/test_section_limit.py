@@ -39,11 +39,11 @@ def network(either: Decoder) -> Decoder:
         ([3] * 20 + [1, 2, 3, 3, 3, 3, 3], None),  # nor later
     ],
 )
-def test_the_closing_tokens_are_forced_at_the_limit(output: list[int], forced: int | None) -> None:
+def test_the_closing_tokens_of_thinking_are_forced_at_the_limit(output: list[int], forced: int | None) -> None:
     assert SectionLimit(4, OPEN, CLOSE).forced(output) == forced
 
 
-def test_the_limit_counts_from_a_section_begun_by_the_prompt() -> None:
+def test_the_thinking_limit_counts_from_a_section_begun_by_the_prompt() -> None:
     limit = SectionLimit(2, (), (7,))
     assert limit.forced([3]) is None
     assert limit.forced([3, 3]) == 7
@@ -62,7 +62,7 @@ def expected(free: Sequence[int], budget: int) -> tuple[int, ...]:
 @pytest.mark.sampled
 @pytest.mark.parametrize("speculate", ["off", "ngram"])
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.0, seed=5)])
-def test_an_engine_forces_the_end_at_the_exact_token(network: Decoder, params: SamplingParams, speculate: str) -> None:
+def test_the_engine_ends_thinking_at_the_exact_token(network: Decoder, params: SamplingParams, speculate: str) -> None:
     engine = Engine(network, context_limit=200)
     bias = dict.fromkeys(CLOSE, -100.0)  # they come by force alone
     sampling = SamplingParams(temperature=params.temperature, seed=params.seed, logit_bias=bias)
@@ -76,7 +76,7 @@ def test_an_engine_forces_the_end_at_the_exact_token(network: Decoder, params: S
 
 
 @pytest.mark.sampled
-def test_other_sequences_of_the_batch_are_not_changed(network: Decoder) -> None:
+def test_a_thinking_limit_does_not_change_other_sequences_of_the_batch(network: Decoder) -> None:
     engine = Engine(network, context_limit=200)
     plain = Request([5, 6, 7], 30)
     limit = SectionLimit(6, (), CLOSE)
@@ -91,7 +91,7 @@ def test_other_sequences_of_the_batch_are_not_changed(network: Decoder) -> None:
 
 
 @pytest.mark.parametrize(("is_allowed", "forced"), [(True, 9), (False, None)])
-def test_a_grammar_ends_a_character_before_the_section_ends(is_allowed: bool, forced: int | None) -> None:
+def test_thinking_is_not_ended_within_a_character_of_a_grammar(is_allowed: bool, forced: int | None) -> None:
     """Otherwise the answer would leave its grammar: a character can have several tokens."""
     seen: list[int | None] = []
     sequence = SimpleNamespace(

@@ -45,7 +45,7 @@ def test_speculation_never_costs_much(row: float, chance: float, sequences: int)
     assert gain(row, chance, sequences=sequences) > 0.98
 
 
-def test_cheap_rows_and_good_drafts_gain() -> None:
+def test_speculation_gains_with_cheap_rows_and_good_drafts() -> None:
     assert gain(0.25, 0.97) > 2
     assert gain(0.05, 0.97) > 4
     assert gain(0.05, 0.6) > 1.4
@@ -73,7 +73,7 @@ def test_the_cost_of_drafts_includes_the_delay_after_a_pass() -> None:
 
 
 @pytest.mark.parametrize("slow", [[0.5], [0.030] * 6])
-def test_slow_plain_passes_change_nothing(slow: list[float]) -> None:
+def test_slow_outlier_passes_do_not_change_the_measured_cost(slow: list[float]) -> None:
     """Other programs slow some passes down, often several in a row."""
     controller = Controller()
     for took in [0.010] * 8 + slow:
@@ -165,7 +165,7 @@ def test_a_longer_context_starts_from_the_costs_of_the_nearest() -> None:
     }
 
 
-def test_a_coarse_clock_is_no_error() -> None:
+def test_pass_times_of_zero_cause_no_division_by_zero() -> None:
     controller = Controller()
     for count in (0, 3, 0):
         controller.record(1, count, 0.0, ahead=True)
@@ -174,7 +174,7 @@ def test_a_coarse_clock_is_no_error() -> None:
     assert all(ratio >= 1 for ratio, _ in controller.measured.values())
 
 
-def test_passes_have_the_numbers_of_rows_that_pay() -> None:
+def test_draft_counts_fill_the_row_counts_of_gpu_kernels() -> None:
     controller = Controller(rows=GPU_ROWS)
     for _ in range(3):
         controller.record(1, 0, 0.01, ahead=True)

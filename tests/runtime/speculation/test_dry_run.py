@@ -83,7 +83,7 @@ def test_rejected_draft_tokens_end_a_dry_run() -> None:
     assert not dry_run.pays
 
 
-def test_few_losses_follow_a_long_success() -> None:
+def test_a_dry_run_ends_after_few_rejections_however_long_it_paid() -> None:
     dry_run = DryRun()
     dry_run.start(0, range(100), 1.0)
     dry_run.update(list(range(100)))
@@ -95,7 +95,7 @@ def test_few_losses_follow_a_long_success() -> None:
     assert losses == 6
 
 
-def test_rejected_drafts_cost_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_always_wrong_proposers_add_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A proposer that is always sure and always wrong: all passes are queued ahead, none has a draft."""
     network = load_decoder(write_model(tmp_path / "model", "llama"))
     engine = Engine(network, context_limit=128)
@@ -115,7 +115,7 @@ def test_rejected_drafts_cost_no_pass(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("sampled", [False, True])
-def test_a_text_of_repeated_pairs_loses_nothing(sampled: bool) -> None:
+def test_random_repeated_pairs_cost_at_most_one_percent(sampled: bool) -> None:
     draw = random.Random(1)
     prompt = [draw.randrange(30) for _ in range(400)]
     answer = [draw.randrange(30) for _ in range(120)]

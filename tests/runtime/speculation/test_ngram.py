@@ -110,7 +110,7 @@ def test_accepted_draft_tokens_raise_acceptance_estimates() -> None:
     assert all(later > first for later, first in zip(proposer.chances(4), before, strict=True))
 
 
-def test_acceptance_follows_recent_rates() -> None:
+def test_acceptance_estimates_follow_recent_rates() -> None:
     chance = random.Random(1)
     found = Acceptance(GREEDY_PRIOR)
     for rate in (0.9, 0.1):

@@ -25,7 +25,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "speculation.json"
 
 
-def test_costs_are_loaded_for_the_same_model_only() -> None:
+def test_pass_costs_are_loaded_for_the_same_model_only() -> None:
     assert PassCostStore(COST).load() == {}
     PassCostStore(COST).save({(1, 3, 0): (1.7, 9), (2, 2, 0): (1.4, 3)})
     PassCostStore(COST).save({(1, 3, 0): (1.8, 12)})
@@ -47,7 +47,7 @@ def test_costs_are_loaded_for_the_same_model_only() -> None:
         [[0, -3, 0, 2.0, 2]],
     ],
 )
-def test_invalid_entries_are_ignored(file: Path, passes: object) -> None:
+def test_invalid_stored_pass_costs_are_ignored(file: Path, passes: object) -> None:
     PassCostStore(COST).save({(1, 3, 0): (1.7, 9)})
     stored = json.loads(file.read_text())
     next(iter(stored["costs"].values()))["passes"] = passes
@@ -58,7 +58,7 @@ def test_invalid_entries_are_ignored(file: Path, passes: object) -> None:
         assert PassCostStore(COST).load() == {}
 
 
-def test_old_entries_expire_and_the_file_is_bounded(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_pass_costs_expire_and_their_file_is_bounded(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     PassCostStore(COST).save({(1, 3, 0): (1.7, 9)})
     stored = json.loads(file.read_text())
     old = datetime.now(UTC) - timedelta(days=RECENT_DAYS + 1)
@@ -71,7 +71,7 @@ def test_old_entries_expire_and_the_file_is_bounded(file: Path, monkeypatch: pyt
     assert len(json.loads(file.read_text())["costs"]) == 3
 
 
-def test_stale_costs_are_corrected_by_measured_passes() -> None:
+def test_stored_pass_costs_are_corrected_by_measured_passes() -> None:
     stale = {(1, count, 0): (1.1 + 0.1 * count, 1000) for count in (1, 3, 7, 11, 15)}
     controller = Controller(stale)
     controller.record(1, 0, 0.01, ahead=True)

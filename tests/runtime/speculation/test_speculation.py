@@ -154,7 +154,7 @@ def test_a_stop_token_at_any_place_of_a_draft_ends_the_answer(
 
 
 @pytest.mark.sampled
-def test_an_answer_cancelled_within_a_step_counts_its_tokens_only(network: Decoder, expected: list[list[Any]]) -> None:
+def test_tokens_after_a_cancel_within_a_step_do_not_count(network: Decoder, expected: list[list[Any]]) -> None:
     """As for a stop string: the cancel flag has the number of tokens that count."""
     tokens = [token for token, _ in expected[0]]
     for after in range(1, 18):  # also right before the end-of-turn token
@@ -180,7 +180,9 @@ def test_an_answer_cancelled_within_a_step_counts_its_tokens_only(network: Decod
             assert end.summary.steps + end.summary.accepted == after
 
 
-def test_rollback_leaves_entries_keys_and_counts_as_they_were(network: Decoder, expected: list[list[Any]]) -> None:
+def test_rollback_restores_kv_entries_random_keys_and_penalty_counts(
+    network: Decoder, expected: list[list[Any]]
+) -> None:
     """After every step with rejected draft tokens, against decoding without speculation."""
     tokens = [token for token, _ in expected[2]]
     watched = WatchedNetwork(network)
@@ -246,7 +248,7 @@ def test_speculation_survives_cancels_and_little_memory_in_a_batch(network: Deco
         assert engine.load().kv_used_bytes == 0
 
 
-def test_cancelling_in_the_middle_of_a_run_keeps_only_output_tokens(network: Decoder) -> None:
+def test_a_cancelled_speculative_step_caches_output_tokens_only(network: Decoder) -> None:
     """The next prompt reuses the first one's output tokens, and no draft tokens."""
     tokens = answer(network, asked(speculate="off"))[0]
     for wrong in (frozenset[int](), frozenset(range(SAYS))):
@@ -278,7 +280,7 @@ def test_repeated_text_is_drafted_by_default(network: Decoder) -> None:
 
 
 @pytest.mark.parametrize("pays", [True, False])
-def test_proposers_are_updated_only_where_drafts_may_pay(
+def test_proposers_are_not_updated_while_drafts_cannot_pay(
     network: Decoder, monkeypatch: pytest.MonkeyPatch, pays: bool
 ) -> None:
     """Otherwise it takes no time."""

@@ -13,8 +13,8 @@ from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.models.text.prefix_difference import PrefixDifference
 from headrace.runtime.engine.request import Finished
 from headrace.runtime.metrics.cost import LayerKV
-from tests.app.scripted_engine import CARD, Script, ScriptedEngine, record, summary
 from tests.support.deltas import delta_of
+from tests.support.scripted_engine import CARD, Script, ScriptedEngine, record, summary
 from tests.tui.conftest import Driver
 
 DIFFERENCE = PrefixDifference(12, "You are a ", "kind\nhelper", "terse \x1b[31mone", "kind", "terse")
@@ -62,7 +62,7 @@ def test_tokens_of_the_context_are_counted_by_origin(monkeypatch: pytest.MonkeyP
     assert line.endswith("3 blocks shared with others")
 
 
-def test_tokens_that_an_indexer_chooses_are_named_once_it_leaves_some_out() -> None:
+def test_the_context_line_names_tokens_read_once_an_indexer_leaves_some_out() -> None:
     metrics = answered()
     assert metrics.model.cost is not None
     indexed = [LayerKV(2, 100, window=8), LayerKV(2, 100, chosen=64)]
@@ -98,7 +98,7 @@ def test_small_parts_do_not_lengthen_the_bar() -> None:
     assert _bar(parts, 8192, 41).plain == "█" * 18 + "·" + "─" * 22  # 46 % of 41 cells
 
 
-def test_a_reopened_session_has_only_what_the_cache_has() -> None:
+def test_the_context_of_a_reopened_session_counts_cached_tokens() -> None:
     metrics = loaded()
     metrics.set_context(100)
     assert origins(metrics) == [("cached", 0), ("not cached", 100)]
@@ -115,7 +115,7 @@ def test_a_reopened_session_has_only_what_the_cache_has() -> None:
     st.integers(1, 12),
     st.sampled_from([None, PromptReuse(1, difference=DIFFERENCE), PromptReuse(1, dropped=9)]),
 )
-def test_parts_sum_to_the_context_and_any_window_has_room(
+def test_parts_of_the_context_sum_to_it_and_fit_any_window(
     counts: tuple[int, int, int, int], steps: int, context: int, over: bool, width: int, height: int,
     reuse: PromptReuse | None,
 ) -> None:  # fmt: skip
@@ -138,7 +138,7 @@ def test_parts_sum_to_the_context_and_any_window_has_room(
     assert len(lines) < 2 or lines[1].cell_length == width
 
 
-def test_a_miss_has_its_first_token_and_the_text_around_it() -> None:
+def test_a_prefix_miss_shows_its_first_token_and_the_text_around_it() -> None:
     metrics = answered()
     metrics.reuse = PromptReuse(12, difference=DIFFERENCE)
     lines = lines_of(metrics, 70)

@@ -15,8 +15,8 @@ from headrace.runtime.machine.energy import EnergyUse
 from headrace.runtime.machine.machine_load import MachineLoad
 from headrace.runtime.machine.sensors import Readings
 from headrace.runtime.metrics.telemetry import RankTimes
-from tests.app.scripted_engine import record
 from tests.support.deltas import delta_of
+from tests.support.scripted_engine import record
 from tests.tui.conftest import Driver
 
 QUIET = MachineLoad(2, 1.9, 1.85, 2 << 30, 8 << 30, 0, Readings(23.4, 61.0))
@@ -110,7 +110,7 @@ def test_a_model_on_several_machines_has_a_line_per_rank() -> None:
     assert metrics.figures.ranks == 2
 
 
-def test_own_and_other_load_differ_without_colour() -> None:
+def test_own_and_other_load_have_different_symbols() -> None:
     line = _lines(CROWDED, 1)[0]
     assert "█▒" in line
     assert len(line) == 50

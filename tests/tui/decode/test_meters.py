@@ -9,8 +9,8 @@ from headrace.app.tui.metrics.facts import CacheFill, facts
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.runtime.machine.machine_load import MachineLoad
 from headrace.runtime.metrics.units import percent, three_digits
-from tests.app.scripted_engine import CARD, record
 from tests.support.deltas import delta_of
+from tests.support.scripted_engine import CARD, record
 
 NAMES = ["speed", "step", "cache", "memory"]
 LONG_NAMES = ["speed", "typical step", "K/V cache", "memory reads"]
@@ -46,7 +46,7 @@ def test_meters_keep_their_places_during_an_answer(width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [36, 76])
-def test_each_meter_shows_the_whole_that_it_is_a_share_of(width: int) -> None:
+def test_each_meter_names_its_maximum(width: int) -> None:
     metrics = started()
     metrics.take([delta_of([replace(record(index, 20 + index), latency_s=0.0625) for index in range(40)])])
     speed, step, cache, memory, last = drawn(metrics, width)
@@ -103,7 +103,7 @@ def test_the_cache_of_an_idle_server_is_empty() -> None:
     assert "%" not in cache
 
 
-def test_the_cache_has_the_conversation_again_after_several_answers() -> None:
+def test_the_cache_meter_returns_to_the_conversation_after_parallel_answers() -> None:
     metrics = started()
     metrics.fill = CacheFill(tokens=60, used_bytes=1 << 20, allocated_bytes=2 << 20)
     metrics.begin_batch((1, 2))

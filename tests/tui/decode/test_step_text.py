@@ -11,8 +11,8 @@ from headrace.app.tui.decode.latency import LatencySection
 from headrace.app.tui.decode.step_text import TokenLines
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.runtime.metrics.telemetry import StepRecord
-from tests.app.scripted_engine import Script, ScriptedEngine, record
 from tests.support.deltas import delta_of
+from tests.support.scripted_engine import Script, ScriptedEngine, record
 from tests.tui.conftest import Driver
 
 STEPS = (
@@ -77,7 +77,7 @@ def test_the_cursor_marks_the_word_and_shows_its_record(back: int, word: str, sa
     assert section.border_subtitle == "steps 1 to 5"
 
 
-def test_marks_of_causes_are_explained_beside_the_colours_of_the_text() -> None:
+def test_stall_marks_and_text_colours_share_one_legend_line() -> None:
     """As at 80x24, where the chart has one line for both."""
     metrics = metrics_of(tuple((StepText((" so",)), 0.010) for _ in range(20)))
     slow = [replace(record(n, 50), latency_s=0.2, gc_s=gc_s) for n, gc_s in ((20, 0), (21, 0.19), (22, 0.19))]
@@ -95,7 +95,7 @@ def test_marks_of_causes_are_explained_beside_the_colours_of_the_text() -> None:
     st.integers(4, 60),
     st.integers(1, 16),
 )
-def test_any_answer_fits_any_window(
+def test_step_text_fits_any_window(
     answer: list[tuple[str, int, float]], cursor: int | None, width: int, height: int
 ) -> None:
     texts = [StepText((*text[:n], text[n:]), min(n, len(text)), ("x",) * n) for text, n, _ in answer]
@@ -130,7 +130,7 @@ def test_lines_are_laid_out_once_and_have_every_step(words: list[list[str]], wid
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 55)], ids=str)
-def test_keys_walk_through_the_words(play, size: tuple[int, int]) -> None:
+def test_arrow_keys_move_the_cursor_through_the_steps(play, size: tuple[int, int]) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("go")
         await it.press("f2")

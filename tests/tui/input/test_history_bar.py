@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.app.tui.input.search_bars import HistoryBar
-from tests.app.scripted_engine import Script, ScriptedEngine
+from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
 
@@ -68,7 +68,7 @@ def test_an_empty_history_is_named(play) -> None:
     play(scenario)
 
 
-def test_ctrl_r_answers_nothing_again_and_another_key_keeps_the_old_answer(play) -> None:
+def test_ctrl_r_searches_the_history_and_ctrl_b_regenerates(play) -> None:
     engine = ScriptedEngine().script(Script(["first"]), Script(["second"]))
 
     async def scenario(it: Driver) -> None:

@@ -13,8 +13,8 @@ from headrace.app.tui.metrics.figures import Trail, decode_point, latency_window
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.metrics.rates import StepTotals
 from headrace.runtime.metrics.telemetry import Percentiles, StepParts, StepRecord
-from tests.app.scripted_engine import CARD, COST, record
 from tests.support.deltas import delta_of
+from tests.support.scripted_engine import CARD, COST, record
 
 SECONDS = st.just(0.0) | st.floats(1e-6, 1e-3) | st.floats(1e-3, 0.1) | st.floats(1, 60)
 PARTS = st.none() | st.builds(StepParts, SECONDS, SECONDS, SECONDS, SECONDS, SECONDS)
@@ -82,7 +82,7 @@ def test_timed_parts_are_the_means_of_the_timed_steps() -> None:
         ([], 40, "time of bytes computed, not timed here"),
     ],
 )
-def test_the_frame_names_the_steps_that_were_timed(timed: list[int], count: int, expected: str) -> None:
+def test_the_subtitle_names_the_steps_that_were_timed(timed: list[int], count: int, expected: str) -> None:
     parts = StepParts(weights_s=0.003, kv_s=0.001, sampling_s=0.0005, waiting_s=0.0002, host_s=0.0)
     metrics = fed([replace(record(n, 20 + n), parts=parts if n in timed else None) for n in range(count)])
     section = StepSection(metrics)
@@ -108,7 +108,7 @@ def test_untimed_parts_are_bytes_over_bandwidth() -> None:
 
 
 @given(STREAM, st.integers(1, 80), st.integers(0, 30))
-def test_a_window_is_of_the_steps_that_it_shows(
+def test_latency_figures_are_those_of_the_visible_steps(
     drawn: list[tuple[float, StepParts | None, int, int]], count: int, back: int
 ) -> None:
     metrics = fed(stream(drawn))
@@ -125,7 +125,7 @@ def test_a_window_is_of_the_steps_that_it_shows(
 
 
 @given(STREAM)
-def test_the_trail_has_the_flops_and_bytes_of_its_steps(
+def test_points_of_the_roofline_have_the_flops_and_bytes_of_their_steps(
     drawn: list[tuple[float, StepParts | None, int, int]],
 ) -> None:
     """The turn's totals are cut into points of half a second; together they are the turn, up to the last one."""
@@ -147,7 +147,7 @@ def test_the_trail_has_the_flops_and_bytes_of_its_steps(
         assert math.isclose(point.intensity, metrics.totals.flops / metrics.totals.nbytes)
 
 
-def test_the_trail_begins_anew_with_a_turn() -> None:
+def test_a_new_turn_clears_the_points_of_the_roofline() -> None:
     metrics = fed([])
     for n in range(20):
         metrics.take([delta_of([replace(record(n, 20 + n), latency_s=0.3)])])

@@ -6,7 +6,7 @@ from headrace.app.tui.decode.panel import DecodePanel
 from headrace.app.tui.screens.again_screen import AgainScreen
 from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.decode_screen import DecodeScreen
-from tests.app.scripted_engine import Script, ScriptedEngine
+from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
 
@@ -53,7 +53,7 @@ def test_candidates_are_shown_and_one_is_taken(play) -> None:
     play(scenario, scripted(*TEXTS[:3]))
 
 
-def test_escape_stops_all_then_leaves_with_the_answer_from_before(play) -> None:
+def test_escape_stops_all_candidates_then_restores_the_earlier_answer(play) -> None:
     async def scenario(it: Driver) -> None:
         screen = await again(it, 2)
         await it.until(lambda: "2 of 2 running" in it.text() and all(side.answer for side in screen.candidates.answers))
@@ -91,7 +91,7 @@ def test_keys_scroll_the_chosen_answer_only(play) -> None:
     play(scenario, scripted(long, long))
 
 
-def test_a_hanging_engine_can_be_left(play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_candidates_screen_can_be_left_while_the_engine_hangs(play, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(it: Driver) -> None:
         screen = await again(it, 2)
         await it.until(lambda: all(side.answer for side in screen.candidates.answers))
@@ -109,7 +109,7 @@ def test_a_hanging_engine_can_be_left(play, monkeypatch: pytest.MonkeyPatch) -> 
     play(scenario, scripted(*TEXTS[:2], hold=2))
 
 
-def test_ctrl_c_stops_all(play) -> None:
+def test_ctrl_c_stops_all_candidates(play) -> None:
     async def scenario(it: Driver) -> None:
         screen = await again(it, 2)
         await it.until(lambda: all(side.answer for side in screen.candidates.answers))
@@ -180,7 +180,7 @@ def test_the_decode_view_has_a_row_for_each_and_goes_back_to_one(play) -> None:
     play(scenario, scripted(*TEXTS[:3], hold=3), size=(160, 48))
 
 
-def test_a_loop_names_its_answer(play) -> None:
+def test_a_repetition_notice_names_its_candidate(play) -> None:
     looping = Script(["round ", "and ", "round"], hold=1, repeats=True)
     engine = ScriptedEngine().script(Script(("the first",)), Script(("other",)), looping)
 

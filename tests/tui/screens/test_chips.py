@@ -50,7 +50,7 @@ def test_an_unusable_file_is_reported_while_its_name_is_typed(play) -> None:
     play(scenario)
 
 
-def test_enter_after_a_folder_sends_it_and_an_entry_that_was_gone_to_is_taken(play, home: Path) -> None:
+def test_enter_sends_a_folder_or_completes_the_highlighted_entry(play, home: Path) -> None:
     (home / "src").mkdir()
     (home / "src" / "one.py").write_text("n = 1")
 
@@ -65,7 +65,7 @@ def test_enter_after_a_folder_sends_it_and_an_entry_that_was_gone_to_is_taken(pl
     play(scenario)
 
 
-def test_a_short_message_covers_nothing_of_what_is_being_written(play, home: Path) -> None:
+def test_a_notification_covers_no_line_of_the_input(play, home: Path) -> None:
     for number in range(3):
         (home / f"a-file-with-a-long-name-{number}.txt").write_text("text")
 

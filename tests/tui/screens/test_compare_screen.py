@@ -17,7 +17,7 @@ from headrace.app.tui.screens.compare_screen import CompareScreen
 from headrace.app.tui.screens.dialogs import Choose
 from headrace.app.tui.screens.parallel_screen import FigureLines
 from headrace.runtime.machine.machine_load import MachineLoad
-from tests.app.scripted_engine import CARD, Script, ScriptedEngine
+from tests.support.scripted_engine import CARD, Script, ScriptedEngine
 from tests.tui.conftest import Driver
 from tests.tui.test_snapshots import compare
 
@@ -157,7 +157,7 @@ def test_an_answer_beside_other_programs_shows_no_mbu(play) -> None:
     play(scenario, scripted(A, B), size=(120, 30))
 
 
-def test_a_draft_is_stored_while_the_comparison_is_taken_away(play) -> None:
+def test_a_draft_is_stored_while_the_comparison_closes(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("What turns?")
         screen = await compared(it, "/compare temperature=1.2")
@@ -170,7 +170,7 @@ def test_a_draft_is_stored_while_the_comparison_is_taken_away(play) -> None:
     play(scenario, scripted(A, B), size=(120, 30))
 
 
-def test_an_answer_edited_by_hand_was_not_stopped(play) -> None:
+def test_a_compared_answer_edited_by_hand_is_not_shown_as_stopped(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("What turns?")
         await it.write("/edit answer")

@@ -17,7 +17,7 @@ from headrace.app.tui.decode.step import StepSection
 from headrace.app.tui.input.ask_line import AskLine
 from headrace.runtime.config.paths import data_dir
 from headrace.runtime.machine.machine_load import MachineLoad
-from tests.app.scripted_engine import CARD, Script, ScriptedEngine
+from tests.support.scripted_engine import CARD, Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
 
@@ -195,7 +195,7 @@ def test_every_step_is_timed_on_request(play, kernels: str, every: int | None) -
     play(scenario, engine, size=(120, 40))
 
 
-def test_one_line_says_before_the_first_answer_what_will_be_shown(play) -> None:
+def test_the_empty_decode_view_announces_its_content(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("f2")
         assert it.app.screen.query_one(Sections).shown == []
@@ -206,7 +206,7 @@ def test_one_line_says_before_the_first_answer_what_will_be_shown(play) -> None:
     play(scenario, size=(80, 24))
 
 
-def test_nothing_is_cut_in_a_terminal_of_usual_size(play) -> None:
+def test_the_decode_view_is_not_cut_at_usual_sizes(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("go")
         await it.press("f2")

@@ -16,8 +16,8 @@ from headrace.app.tui.screens.models_screen import ModelRow, ModelsScreen
 from headrace.app.tui.screens.parameters_screen import ParametersScreen
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import SessionError
-from tests.app.scripted_engine import Script, ScriptedEngine, with_context
 from tests.support.ollama import add_to_ollama
+from tests.support.scripted_engine import Script, ScriptedEngine, with_context
 from tests.tui.conftest import Driver
 
 ANSWERS = (("yes", "y", "do it"), ("no", "n", "leave it"))
@@ -41,9 +41,7 @@ def test_a_question_is_answered_once(play) -> None:
     play(scenario)
 
 
-def test_the_question_about_the_context_takes_no_letter_of_what_is_being_typed(
-    play, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_full_context_question_takes_no_letter_being_typed(play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_prefetch, "_HANDS_OFF_S", float("inf"))
     engine = ScriptedEngine(card_to_load=with_context(64))
     engine.script(Script(), Script(["much", " more"], "length", context_full=True, hold=1))
@@ -85,7 +83,7 @@ def test_the_palette_shows_descriptions_and_keys(play) -> None:
     play(scenario)
 
 
-def test_the_palette_has_what_is_no_command(play) -> None:
+def test_the_palette_runs_actions_that_are_no_slash_command(play) -> None:
     async def scenario(it: Driver) -> None:
         panel = it.app.poller.chat.query_one("#panel")  # type: ignore[union-attr]
         before = panel.size.width
@@ -183,7 +181,7 @@ def test_a_question_with_a_title_only_has_no_empty_lines(play) -> None:
     play(scenario)
 
 
-def test_models_read_after_the_screen_was_left_are_dropped(play) -> None:
+def test_models_listed_after_the_picker_closed_are_ignored(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("f5")
         await it.until(lambda: "qwen3-0.6b" in it.text())

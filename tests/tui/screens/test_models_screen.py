@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from textual.widgets import OptionList
 
 from headrace.runtime.machine.memory import MemoryBudget
-from tests.app.scripted_engine import CARD, PEAK, ScriptedEngine
+from tests.support.scripted_engine import CARD, PEAK, ScriptedEngine
 from tests.tui.conftest import Driver
 
 

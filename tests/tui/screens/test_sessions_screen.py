@@ -9,7 +9,7 @@ from textual.widgets import Input, OptionList
 from headrace.app.sessions.store import SessionStore
 from headrace.app.tui.screens.dialogs import AskText, Choose
 from headrace.app.tui.screens.sessions_screen import SessionsScreen
-from tests.app.scripted_engine import Script, ScriptedEngine
+from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
 

@@ -6,7 +6,7 @@ from headrace.app.sessions.records import Message
 from headrace.app.sessions.tree import tree_lines
 from headrace.app.tui.screens.dialogs import Choose
 from headrace.app.tui.screens.tree_screen import TreeScreen
-from tests.app.scripted_engine import Script, ScriptedEngine
+from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
 
@@ -14,7 +14,7 @@ def message(number: int, parent: int | None) -> Message:
     return Message(number, "s", parent, "user", f"m{number}", 0.0)
 
 
-def test_a_chain_is_straight_and_branches_hang_on_their_fork() -> None:
+def test_the_tree_draws_chains_straight_and_branches_at_their_fork() -> None:
     tree = [(1, None), (2, 1), (3, 2), (4, 1), (5, 4), (6, 4), (7, 6), (8, 3)]
     lines = tree_lines([message(*each) for each in tree], {1, 4, 6, 7})
     drawn = [f"{line.lead}{line.message.content}{'*' * line.shown}" for line in lines]

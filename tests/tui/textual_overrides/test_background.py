@@ -27,21 +27,21 @@ def _read(reads: list[str]) -> tuple[list[str], list[bool], list[str]]:
 
 
 @given(st.sampled_from([LIGHT, DARK]), st.integers(2, 40))
-def test_the_answer_is_no_key_however_it_is_cut(answer: str, cut: int) -> None:
+def test_the_background_reply_is_never_read_as_keys(answer: str, cut: int) -> None:
     cut = min(cut, len(answer))
     keys, grounds, _ = _read(["a" + answer[:cut], answer[cut:] + "b"])
     assert keys == ["a", "b"]
     assert grounds == [answer is LIGHT]
 
 
-def test_pasted_text_is_not_the_terminals_answer() -> None:
+def test_a_pasted_background_reply_is_text() -> None:
     keys, grounds, pastes = _read([f"\x1b[200~{LIGHT}\x1b[201~", DARK])
     assert pastes == [LIGHT]
     assert grounds == [False]
     assert keys == []
 
 
-def test_only_one_answer_is_waited_for_and_a_beginning_of_one_is_keys() -> None:
+def test_one_reply_to_the_colour_query_is_awaited_and_a_partial_one_becomes_keys() -> None:
     assert _read([LIGHT, "x"])[0] == ["x"]
     assert BackgroundReply().take(LIGHT) == (LIGHT, None)
     answer = BackgroundReply()

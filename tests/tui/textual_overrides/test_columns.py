@@ -77,7 +77,7 @@ def test_frames_after_vowel_signs_stand_in_their_columns(text: str, width_of: Ca
     assert "*" not in row[6 : after + 9 + cell_len(text)], "cells that are not drawn keep what stood there"
 
 
-def test_ordinary_text_and_text_without_a_place_stay() -> None:
+def test_output_without_ambiguous_widths_is_unchanged() -> None:
     ordinary = "\x1b[2;1H│ ✓ naïve ██▌ 日本語 한국어 😀 → ≤ ⏎ \x1b[0m┈"
     assert with_columns(ordinary) == ordinary
     assert with_columns("❤️ without a place") == "❤️ without a place"

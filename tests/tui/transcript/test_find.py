@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.app.tui.transcript.find import seek
-from tests.app.scripted_engine import Script, ScriptedEngine
+from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
 LONG = "\n\n".join(f"paragraph {n} needle{n % 2}" for n in range(60))
@@ -76,7 +76,7 @@ def test_the_same_words_are_searched_again_in_a_new_bar(play) -> None:
     play(scenario, ScriptedEngine().script(Script([LONG]), Script(["short"])))
 
 
-def test_the_history_bar_leaves_marks_of_the_find_bar(play) -> None:
+def test_searching_the_history_keeps_the_matches_of_find(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("long")
         await it.press("ctrl+f", *"needle1")
@@ -91,7 +91,7 @@ def test_the_history_bar_leaves_marks_of_the_find_bar(play) -> None:
     play(scenario, ScriptedEngine().script(Script([LONG])))
 
 
-def test_text_that_comes_below_is_announced(play) -> None:
+def test_new_text_below_the_screen_is_announced(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("long")
         await it.press("ctrl+home")

@@ -41,7 +41,7 @@ def test_a_decode_counts_the_bytes_of_its_own_depth(decoder: Decoder, depth: int
         assert sample.flops == sum(decoder.cost.step_flops(depth + k) for k in range(1, 5)) / 4
 
 
-def test_a_depth_is_prefilled_once_and_kept(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_depth_is_prefilled_once_for_all_repetitions(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     fed: list[int] = []
     advance = KVCache.advance
 

@@ -154,7 +154,7 @@ def test_a_peer_without_byte_counts_has_no_bandwidth() -> None:
     assert found.repetitions[0].own_tokens_per_second == 99.0
 
 
-def test_stalls_do_not_move_the_typical_step() -> None:
+def test_a_stall_does_not_change_the_typical_step_time() -> None:
     calm = decode([0.01] * 9)
     stalled = decode([0.01] * 8 + [5.0])
     assert typical_speed(Test(0, 10), calm) == typical_speed(Test(0, 10), stalled) == pytest.approx(100)
@@ -165,7 +165,7 @@ def test_drift_compares_the_last_third_with_the_first() -> None:
     assert drift([100, 50]) is None
 
 
-def test_the_step_cost_model_finds_the_line_it_came_from() -> None:
+def test_the_step_cost_fit_recovers_known_constants() -> None:
     points = [Point(str(nbytes), nbytes, 0.00226 + nbytes / 497e9) for nbytes in (2.3e9, 2.7e9, 4.5e9, 8.3e9)]
     fit = fit_step_cost(points)
     assert fit is not None
@@ -196,7 +196,7 @@ def test_the_step_cost_model_fits_the_published_m4_max_figures() -> None:
         [Point("a", 1e9, 1.0), Point("b", 2e9, 3.0)],
     ],
 )
-def test_no_line_where_the_points_carry_none(points: list[Point]) -> None:
+def test_too_few_or_scattered_points_give_no_step_cost(points: list[Point]) -> None:
     assert fit_step_cost(points) is None
 
 
@@ -208,7 +208,7 @@ def test_only_decode_tests_of_the_engine_are_fitted() -> None:
     assert all(math.isclose(point.seconds, 0.004) for point in found)
 
 
-def test_a_line_through_two_points_claims_no_accuracy() -> None:
+def test_a_step_cost_of_two_points_states_no_error() -> None:
     from headrace.app.bench.show.formats import step_cost_line
 
     fit = fit_step_cost([Point("a", 1e9, 0.01), Point("b", 2e9, 0.02)])

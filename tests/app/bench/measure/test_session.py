@@ -11,8 +11,8 @@ from headrace.app.bench.measure.records import Mean, Result
 from headrace.app.bench.measure.sample import Sample
 from headrace.app.bench.measure.session import MAX_ROUNDS, MIN_ROUNDS, BenchSession, precision
 from headrace.runtime.errors import EngineError
-from tests.app.bench.simulated import Backend, Machine
 from tests.support.bench import bench_result, repetition_figures
+from tests.support.simulated_machine import Backend, Machine
 
 TESTS = [Test(64, 0), Test(0, 32)]
 
@@ -125,7 +125,7 @@ def test_an_error_of_headrace_ends_the_run() -> None:
         list(session(machine, Failing(machine)).run())
 
 
-def test_repetitions_know_when_they_began_and_how_fast_memory_was() -> None:
+def test_repetitions_record_their_start_and_memory_speed() -> None:
     machine = Machine(1)
     run = session(machine, Backend(machine))
     list(run.run())
@@ -157,7 +157,7 @@ def test_ratios_pair_rounds_and_leave_an_interrupted_one_out() -> None:
     assert agreement([ours], "headrace") == []
 
 
-def test_a_batch_is_held_to_one_sequence_of_the_same_rounds() -> None:
+def test_batch_scaling_compares_with_one_sequence_of_the_same_rounds() -> None:
     one = entry("headrace", [10.0, 20.0, 30.0], [None] * 3)
     eight = replace(one, test="tg8 x8", batch=8, samples=[40.0, 80.0])
     deeper = replace(eight, depth=512)

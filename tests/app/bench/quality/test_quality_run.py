@@ -17,7 +17,7 @@ from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime import ops
 from headrace.runtime.errors import UsageError
 from headrace.runtime.ops import native
-from tests.parity.numpy_decoder import logits as plain_logits
+from tests.support.numpy_decoder import logits as plain_logits
 from tests.support.tiny import VOCAB, load_decoder, quantize_model, write_model
 from tests.support.tiny_chat import write_byte_tokenizer, write_chat_model
 from tests.test_docs import check, sections

@@ -275,7 +275,7 @@ def test_a_compilation_without_end_is_ended(tmp_path: Path) -> None:
         ("date-time", ["2024-02-29T12:00:00Z"], ["2023-02-29T12:00:00Z", "2024-02-29 12:00:00Z"]),
     ],
 )
-def test_dates_and_times_exist(
+def test_only_existing_dates_and_times_fit_their_formats(
     tmp_path_factory: pytest.TempPathFactory, name: str, valid: list[str], invalid: list[str]
 ) -> None:
     grammars = _shared(tmp_path_factory)

@@ -48,7 +48,7 @@ def test_a_repeated_key_is_found(value: dict[str, Any], data: st.DataObject) -> 
 
 
 @given(st.characters(codec="utf-8"), st.integers(0, 12))
-def test_a_key_has_one_spelling(character: str, cut: int) -> None:
+def test_an_object_key_is_written_without_needless_escapes(character: str, cut: int) -> None:
     code = character.encode("utf-16-be").hex()
     escaped = "".join(f"\\u{code[start : start + 4]}" for start in range(0, len(code), 4))
     shortest = json.dumps(character, ensure_ascii=False)
@@ -85,7 +85,7 @@ def left_out(text: bytes, row: Any = ALL) -> set[bytes]:
         (b'["' + b"1" * 99, set()),
     ],
 )
-def test_keys_are_not_ended_twice(text: bytes, expected: set[bytes]) -> None:
+def test_a_repeated_object_key_cannot_be_completed(text: bytes, expected: set[bytes]) -> None:
     assert left_out(text) == expected
 
 
@@ -111,7 +111,7 @@ def test_digits_of_a_number_are_limited() -> None:
     assert left_out(b"1" * MOST_DIGITS, only_digits) == set()  # nothing else can follow
 
 
-def test_json_begins_after_its_first_token() -> None:
+def test_the_json_scan_begins_after_the_opening_token() -> None:
     tokens = JsonTokens([b'"', b"{", b"a", b""]).beginning_behind(3)
     assert tokens.after(tokens.start(), [0, 1, 2]) is None
     assert tokens.after(tokens.start(), [0, 1, 3, 1, 0, 2]) == state(b'{"a')

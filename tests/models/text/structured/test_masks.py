@@ -62,7 +62,7 @@ def _expected(trie: TokenTrie, so_far: bytes, texts: Sequence[str]) -> set[int]:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.kind)
-def test_a_mask_allows_the_tokens_that_lead_to_a_text(grammars: Grammars, source: GrammarSource) -> None:
+def test_a_mask_allows_exactly_the_tokens_that_continue_a_valid_text(grammars: Grammars, source: GrammarSource) -> None:
     trie = grammars.trie
     chance = random.Random(3)
     ended = set()

@@ -170,7 +170,7 @@ def test_a_schema_of_very_many_values_is_refused_before_they_are_walked() -> Non
         schema_text({"enum": [[]] * 300_000})
 
 
-def test_an_object_of_one_part_is_closed_like_any_other() -> None:
+def test_an_all_of_with_one_reference_closes_the_object() -> None:
     """pydantic 1 writes each nested class so."""
     schema = {"properties": {"a": {"title": "A", "allOf": [{"$ref": "#/$defs/x"}]}}, "$defs": {"x": OPEN}}
     assert json.loads(schema_text(schema))["$defs"]["x"]["additionalProperties"] is False
@@ -200,7 +200,7 @@ def test_an_object_of_one_part_is_closed_like_any_other() -> None:
         ({"properties": {"x" * 200: {"not": {}}}}, "schema: ..." + "x" * 100 + ": not cannot be guaranteed"),
     ],
 )
-def test_a_refusal_names_its_place(schema: Mapping[str, Any], refusal: str) -> None:
+def test_a_refused_schema_names_the_path_of_the_keyword(schema: Mapping[str, Any], refusal: str) -> None:
     with pytest.raises(UsageError, match=f"^{re.escape(refusal)}"):
         schema_text(schema)
 

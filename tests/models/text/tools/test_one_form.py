@@ -94,7 +94,7 @@ def test_calls_of_the_history_are_in_the_form_of_the_reader(tmp_path: Path, name
 
 
 @pytest.mark.parametrize("name", ["without an offer", "without both", "calls beside no content"])
-def test_an_offer_shows_a_call_in_the_form_of_the_reader(tmp_path: Path, name: str) -> None:
+def test_offered_tools_show_an_example_call_that_the_reader_accepts(tmp_path: Path, name: str) -> None:
     tokenizer = tokenizer_of(tmp_path, TEMPLATES[name])
     prompt = ChatPrompt(tokenizer).encode(MESSAGES[:2], tools=ToolUse([WEATHER]))
     system = tokenizer.decode(parts_of(tokenizer, prompt)[0], skip_special=False)
@@ -109,7 +109,7 @@ def test_an_offer_shows_a_call_in_the_form_of_the_reader(tmp_path: Path, name: s
     ]
 
 
-def test_markup_in_an_offer_is_control_tokens_and_outside_text_is_not(tmp_path: Path) -> None:
+def test_only_the_templates_markup_of_offered_tools_becomes_control_tokens(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(tmp_path, WITHOUT_OFFER)
     weather = {"type": "function", "function": {"name": "weather", "description": DEEPSEEK[0]}}
     prompt = ChatPrompt(tokenizer).encode(MESSAGES[:2], tools=ToolUse([weather]))

@@ -111,7 +111,7 @@ def test_properties_of_nested_objects_are_required_as_their_schema_says() -> Non
     assert made["firstvalue4x0ox1"] == '"c:" valuevalue4x0ox1 latervalue4x0ox2 | firstvalue4x0ox2'
 
 
-def test_an_end_is_after_each_value_and_each_choice_of_constants() -> None:
+def test_grammars_put_the_end_marker_after_each_value() -> None:
     assert value({"enum": [1, 2]}, form=Ended) == '("1" | "2") END'
     union = rules({"a": {"oneOf": [{"enum": [1]}, {"type": "boolean"}]}}, form=Ended)
     assert union["value4x0"] == "value4x0u0 | value4x0u1", "each choice has one"

@@ -157,7 +157,7 @@ def test_a_value_may_have_the_tag_that_ends_it(name: str, at: str) -> None:
 
 
 @pytest.mark.parametrize("between", ["and\n", ""])
-def test_a_value_ends_before_another_call_where_markup_is_missing(between: str) -> None:
+def test_an_argument_ends_before_the_next_call_if_its_end_tag_is_missing(between: str) -> None:
     look = '<invoke name="look">\n<parameter name="at">{}</parameter>\n'
     text = f"<group>\n{look.format('x')}</invoke>\n{between}{look.format('y')}</invoke>\n</group>"
     if not between:
@@ -233,6 +233,6 @@ def test_forced_grammars_accept_calls_as_the_template_writes_them(tmp_path: Path
         "{% endfor %}",
     ],
 )
-def test_no_form_is_learned_where_nothing_marks_a_call(calls: str) -> None:
+def test_no_form_of_calls_is_derived_without_markers(calls: str) -> None:
     rules = TemplateRules(ChatTemplate({"default": template(calls)}), offers_tools=True)
     assert learn(rules.written_calls) is None

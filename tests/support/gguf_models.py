@@ -16,8 +16,8 @@ import numpy as np
 from headrace.models.text.detokenizer import byte_alphabet
 from headrace.models.text.vocabulary import Vocabulary, merges_by_score
 
-HERE = Path(__file__).parent
-VOCABULARIES: dict[str, dict[str, list[Any]]] = json.loads((HERE / "vocabularies.json").read_text()) | {
+_VOCABULARIES = Path(__file__).with_name("gguf_vocabularies.json")
+VOCABULARIES: dict[str, dict[str, list[Any]]] = json.loads(_VOCABULARIES.read_text()) | {
     "minimal": {"tokens": ["<s>", "</s>", "a", "b", "ab"], "types": [3, 3, 1, 1, 1], "merges": ["a b"]}
 }
 

@@ -11,7 +11,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from tests.models.gguf.build import VOCABULARIES, Weights, add_vocabulary, llama3_factors, random_blocks
+from tests.support.gguf_models import VOCABULARIES, Weights, add_vocabulary, llama3_factors, random_blocks
 
 Shapes = dict[str, tuple[int, ...]]
 HIDDEN = 64

@@ -1,9 +1,9 @@
 """Rank 0 of tests: loads a model on hosts, and says on standard output in which phase it is.
 
-    python -m tests.app.hosts.driver MODEL HOSTS SPLIT PHASE
+    python -m tests.support.hosts_driver MODEL HOSTS SPLIT PHASE
 
-`killed.Run` starts it, and waits for the line that names PHASE. It stays in that phase until it is killed or another
-rank is lost:
+`killed_hosts.Run` starts it, and waits for the line that names PHASE. It stays in that phase until it is killed or
+another rank is lost:
 
     load      the ranks are connected, and have read nothing
     join      the ranks are told to join the ring; idle follows

@@ -27,7 +27,7 @@ class Run:
         self._phase = phase
         self._folder = tempfile.TemporaryDirectory()  # of the ranks' temporary files
         self.driver = subprocess.Popen(
-            [sys.executable, "-m", "tests.app.hosts.driver", str(model), "localhost,localhost", split, phase],
+            [sys.executable, "-m", "tests.support.hosts_driver", str(model), "localhost,localhost", split, phase],
             stdin=subprocess.PIPE,  # `ended` closes it
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
