@@ -53,7 +53,10 @@ def _end_soon(code: int) -> None:
 
 
 def _let_signals_wait_for_extensions() -> None:
-    """Run the handlers of signals after the import of an extension: MLX's would turn their exceptions into others."""
+    """Run the handlers of signals after the import of an extension: MLX's would turn their exceptions into others.
+
+    docs/workarounds.md lists it.
+    """
     for name in ("create_module", "exec_module"):
         setattr(ExtensionFileLoader, name, _uninterrupted(getattr(ExtensionFileLoader, name)))
 

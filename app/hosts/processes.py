@@ -26,7 +26,8 @@ from headrace.runtime.config import environment
 from headrace.runtime.errors import EngineError, HeadraceError
 
 _MODULE = "headrace.app.hosts.rank"
-_NO_FILE = "mktemp() { echo /dev/null; }; "  # the launcher's script writes the process's id to a file, else left behind
+# MLX's script writes the process's id to a temporary file, which only MLX's launcher deletes (docs/workarounds.md).
+_NO_FILE = "mktemp() { echo /dev/null; }; "
 # For bash on another machine. $0 is the interpreter to use; where it does not exist, that of the installed command.
 _REMOTE = (
     'p=$0; [ -x "$p" ] || { '

@@ -2,7 +2,7 @@
 
 Where there are too many, the one that has been idle longest is closed for a new one. Waiting requests are bounded by
 `ServedEngine`, which answers them; uvicorn's own limit would count idle connections and answer none. `serve.py` passes
-`http_options` to uvicorn. docs/workarounds.md has the upstream issues.
+`http_options` to uvicorn. docs/workarounds.md has the upstream issue.
 
 Guard: tests/app/server/test_slow_clients.py.
 """
@@ -51,13 +51,6 @@ class BoundedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
         super().connection_lost(exc)
-
-    def shutdown(self) -> None:
-        """Let a running answer go on: uvicorn 0.43 and 0.44 report its client as gone."""
-        if self.cycle is None or self.cycle.response_complete:
-            super().shutdown()
-        else:
-            self.cycle.keep_alive = False
 
     def _watch_head(self) -> None:
         """Start the timer if a request's head is incomplete; stop it once the head is complete.

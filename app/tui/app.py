@@ -155,7 +155,8 @@ class HeadraceApp(InputMethodCursor, ThemedApp):
     async def on_notify(self, event: Notify) -> None:
         """Show a notification in place of the one before it; textual would leave an empty frame of that.
 
-        A long one has lines of its own; others stand over the keys, so that no text moves.
+        A long one has lines of its own; others stand over the keys, so that no text moves. docs/workarounds.md lists
+        the fault.
         """
         super().clear_notifications()
         if self.screen_stack:

@@ -6,7 +6,7 @@ terminal is not restored, and a loop that does not react is abandoned: received 
 A process without a controlling terminal gets no SIGHUP, so the terminal is checked, too.
 
 Textual mounts no widgets after an exit request and then misses those of a screen under construction. So the exit waits
-until all are mounted.
+until all are mounted (docs/workarounds.md).
 
 The chat (`app.py`) and `headrace top` (`top.py`) call both functions. tests/tui/test_tmux_real.py hangs up real
 terminals.

@@ -80,7 +80,10 @@ def _converted(
 
 
 def save_arrays(file: Path, arrays: dict[str, mx.array]) -> None:
-    """Write a safetensors file. Raises OSError, also where MLX raises RuntimeError: mostly on a full disk."""
+    """Write a safetensors file. Raises OSError, also where MLX raises RuntimeError: mostly on a full disk.
+
+    docs/workarounds.md lists it.
+    """
     try:
         mx.save_safetensors(str(file), arrays, metadata={"format": "mlx"})
     except RuntimeError as error:

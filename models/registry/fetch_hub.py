@@ -158,7 +158,8 @@ def _model_info(hub: HubId, *, files_metadata: bool = False) -> ModelInfo | None
 
     Without network this fails at once; a download would retry for half a minute.
     """
-    # huggingface_hub's warnings would break the progress display. Importing it sets the level, so set it here.
+    # huggingface_hub's warnings would break the progress display (docs/workarounds.md). Importing it sets the level, so
+    # set it here.
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", module="huggingface_hub")  # of a full disk, which ends the download
     api = HfApi(library_name="headrace")

@@ -5,7 +5,7 @@
 Types are msgspec's structs and standard annotations; `msgspec.Meta` has ranges.
 
 Documents from outside are read this way, such as hostfiles and stored records. Errors are translated by matching
-msgspec's messages, so its version is pinned and tests/runtime/config/test_typed.py has each kind.
+msgspec's messages, so its version is pinned and tests/runtime/config/test_typed.py has each kind (docs/workarounds.md).
 """
 
 import re

@@ -472,7 +472,7 @@ class WorkMemory:
         with self._wired:
             self._wired = None
             # clear_cache waits for the device with the interpreter lock held, which would stop every other thread for
-            # the rest of the step that was built ahead: wait for that one without the lock first.
+            # the rest of the step that was built ahead: wait for that one without the lock first (docs/workarounds.md).
             mx.synchronize()
             self._kv.trim()
             mx.clear_cache()

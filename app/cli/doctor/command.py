@@ -237,7 +237,8 @@ def _hanging(head: str, style: str, text: str, width: int | None) -> list["Text"
     indent = cell_len(head)
     if width is not None:
         safe = sanitise(text)  # before the cells are counted: a control character becomes several
-        room = max(2, width - indent)  # a wide character would not fit in one cell, and rich would drop it
+        # In a single column rich would drop a wide character (docs/workarounds.md).
+        room = max(2, width - indent)
         parts = [part.plain for part in Text(safe).wrap(console(), room)] or [""]
     lines = [Text.assemble((head, style), parts[0]), *(Text(" " * indent + part) for part in parts[1:])]
     for line in lines:

@@ -84,7 +84,7 @@ class Prompt(Area):
         self._pastes: dict[str, str] = {}
 
     def render_line(self, y: int) -> Strip:
-        """Draw nothing without a column for text: textual cannot wrap the placeholder to that."""
+        """Draw nothing without a column for text: textual cannot wrap the placeholder (docs/workarounds.md)."""
         if self.content_size.width == 0:
             return Strip.blank(0)
         return super().render_line(y)
