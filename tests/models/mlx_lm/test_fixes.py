@@ -204,7 +204,7 @@ def test_norms_of_mamba_have_the_epsilon_of_the_config(tmp_path: Path) -> None:
 
 
 def test_mlx_lm_has_no_class_of_the_names_that_fixes_add() -> None:
-    """Where it has one, that class may replace ours (docs/workarounds.md)."""
+    """A class of mlx-lm may replace ours (docs/workarounds.md)."""
     added = [name for name, fix in FIXES.items() if fix.stock or fix.own]
     assert added == ["arcee", "deepseek_v4"]
     assert [name for name in added if find_spec(f"mlx_lm.models.{name}") is not None] == []
