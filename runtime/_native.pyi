@@ -140,7 +140,7 @@ class LayerPlan:
     def __init__(
         self,
         attention: AttentionPlan | None,
-        qkv: Matrix | None,
+        qkv: Sequence[Matrix],  # into attention: several where their formats differ; or the one into the mixer
         output: Matrix | None,
         gate_up: Matrix | None,
         down: Matrix | None,

@@ -101,7 +101,6 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
     # Every matrix has to be in the kernels' layout.
     into_mixer, out_of_mixer = layer.mixer_ends or (None, None)
     weights = {
-        "qkv": layer.qkv[0],
         "output": layer.output,
         "gate_up": next(iter(layer.gate_up), None),
         "down": layer.down,
@@ -112,6 +111,9 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
     }
     matrices = {name: matrix_of(weight) for name, weight in weights.items()}
     if any(weight is not None and matrices[name] is None for name, weight in weights.items()):
+        return None
+    qkv = [matrix for weight in layer.qkv if (matrix := matrix_of(weight)) is not None]
+    if len(qkv) != len(layer.qkv):
         return None
     into = matrices["into_mixer"]
     out = matrices["out_of_mixer"]
@@ -132,7 +134,7 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
         activation = "xielu"
     return kernels.LayerPlan(
         attention,
-        matrices["qkv"],
+        qkv,
         matrices["output"],
         matrices["gate_up"],
         matrices["down"],
@@ -167,8 +169,10 @@ def _runs_by_operations(layer: LayerWeights, activation: str) -> bool:
     """Return whether a layer is of a kind that no node computes: it runs one operation at a time."""
     if layer.output is None:  # nothing mixes tokens
         return True
-    # Projections in different formats cannot be one matrix.
-    if len(layer.qkv) != 1 or len(layer.gate_up) > 1 or bool(layer.gate_up) != (layer.down is not None):
+    # Matrices in different formats: those into attention may be, others cannot be one matrix.
+    if len(layer.qkv) > 1 and (layer.attention is None or layer.attention.chooser is not None):
+        return True
+    if len(layer.gate_up) > 1 or bool(layer.gate_up) != (layer.down is not None):
         return True
     # Parallel halves, which both begin at the layer's input: a node computes one half after the other.
     has_feed_forward = bool(layer.gate_up) or layer.mixture is not None

@@ -69,13 +69,13 @@ void run_layer_experts(const LayerPlan& plan, const LinearCall* following, int64
 
 // Adds the other rank's part of x (rows, E), if the layers are divided between two.
 void add_other_part(const LayerPlan& plan, const LayerMemory& memory, float* x) {
-  if (memory.peer != nullptr) memory.peer->add(x, memory.wanted * plan.qkv->view().k);
+  if (memory.peer != nullptr) memory.peer->add(x, memory.wanted * plan.width());
 }
 
 // out = (residual + norm(x)) * scale.
 void add_normed(const LayerPlan& plan, int64_t rows, const float* x, const float* norm, const float* residual, float scale,
                 float* out) {
-  run_norm_add(Pool::shared(), best_kernels(), {x, rows, plan.qkv->view().k, norm, plan.eps, residual, scale, out});
+  run_norm_add(Pool::shared(), best_kernels(), {x, rows, plan.width(), norm, plan.eps, residual, scale, out});
 }
 
 // gates = gelu(gates) * the layer's own input, (rows, P).
@@ -107,7 +107,22 @@ void run_recurrent(const LayerPlan& plan, const LayerMemory& memory, const Linea
   run_mixer(Pool::shared(), best_kernels(), call);
 }
 
-// The layer's attention, gated if it is, or its mixer: x (rows, E) to heads (rows, H * D), by way of `wide`.
+// The calls of `plan.qkv`, whose results stand side by side in the rows of `first.out`. first: of the first matrix. next: the call after them.
+std::vector<LinearCall> projections(const LayerPlan& plan, const LinearCall& first, const LinearCall* next) {
+  std::vector<LinearCall> calls(plan.qkv.size(), first);
+  const int64_t stride = plan.projected();
+  int64_t at = 0;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    calls[i].w = plan.qkv[i]->view();
+    calls[i].out = first.out + at;
+    calls[i].stride = stride;
+    calls[i].next = i + 1 < calls.size() ? &calls[i + 1] : next;
+    at += calls[i].w.n;
+  }
+  return calls;
+}
+
+// The layer's attention, gated if it is, or its mixer: x (rows, E) to heads (rows, H * D), by way of `wide`. qkv: of the first matrix.
 void run_mixing(const LayerPlan& plan, const LayerMemory& memory, LinearCall qkv, const LinearCall& output, float* heads) {
   Pool& pool = Pool::shared();
   const Kernels& kernels = best_kernels();
@@ -128,7 +143,7 @@ void run_mixing(const LayerPlan& plan, const LayerMemory& memory, LinearCall qkv
     run_recurrent(plan, memory, qkv, heads);
     return;
   }
-  run_linear(pool, kernels, qkv);
+  for (const LinearCall& call : projections(plan, qkv, qkv.next)) run_linear(pool, kernels, call);
   if (gated) run_linear(pool, kernels, gate);
   AttendCall attend = plan.attention->call();
   memory.blocks->describe(attend);
@@ -181,7 +196,7 @@ void run_feed_forward(const LayerPlan& plan, const LayerMemory& memory, const Li
   run_linear(pool, kernels, down);
   add_other_part(plan, memory, branch);
   if (plan.experts != nullptr) {
-    const int64_t width = plan.qkv->view().k;
+    const int64_t width = plan.width();
     float* other = scratch(Slot::other_branch, rows * width);
     run_layer_experts(plan, nullptr, rows, x, other);
     add_other_part(plan, memory, other);
@@ -197,14 +212,13 @@ void run_layer(const LayerPlan& plan, const LayerPlan* after, const LayerMemory&
   Pool& pool = Pool::shared();
   const Kernels& kernels = best_kernels();
   const int64_t rows = memory.wanted, inner = plan.down == nullptr ? 0 : plan.down->view().k;
-  float* wide = scratch(Slot::wide, std::max(tokens * plan.qkv->view().n, rows * inner));
+  float* wide = scratch(Slot::wide, std::max(tokens * plan.projected(), rows * inner));
   float* heads = scratch(Slot::heads, tokens * plan.output->view().k);
-  float* branch = plan.has_branch() ? scratch(Slot::branch, rows * plan.qkv->view().k) : nullptr;
-
+  float* branch = plan.has_branch() ? scratch(Slot::branch, rows * plan.width()) : nullptr;
 
   // Every call is described first, from the last to the first, since each names the one after it for prefetch.
   LinearCall following, gate_up, down, own_gate, own_projection;
-  if (after != nullptr) following.w = after->qkv->view();
+  if (after != nullptr) following.w = after->qkv.front()->view();
   const LinearCall *next = after != nullptr ? &following : nullptr, *last = next;
   if (plan.own_gate != nullptr) {
     float* gates = scratch(Slot::own_input, rows * plan.own_gate->view().n);
@@ -228,7 +242,7 @@ void run_layer(const LayerPlan& plan, const LayerPlan* after, const LayerMemory&
   } else if (plan.experts == nullptr) {
     output.next = last;
   }
-  LinearCall qkv = projection(x, tokens, *plan.qkv, wide);
+  LinearCall qkv = projection(x, tokens, *plan.qkv.front(), wide);
   // A recurrence adds up what its inputs were moved by, so that those of mixers stay in 16 bits.
   if (plan.mixer == nullptr) output.prompts = qkv.prompts = memory.prompts;
   gate_up.prompts = down.prompts = memory.prompts;
@@ -351,7 +365,7 @@ class Layers : public Node {
 
 }  // namespace
 
-LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, std::shared_ptr<MatrixHandle> qkv_, std::shared_ptr<MatrixHandle> output_,
+LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, Matrices qkv_, std::shared_ptr<MatrixHandle> output_,
                      std::shared_ptr<MatrixHandle> gate_up_, std::shared_ptr<MatrixHandle> down_, float eps_,
                      const std::string& activation, std::shared_ptr<ExpertsPlan> experts_, std::shared_ptr<MixerPlan> mixer_,
                      Gates gates_, const LayerNorms& norms, const std::optional<OwnInput>& own_input,
@@ -368,10 +382,12 @@ LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, std::shared_ptr<
       eps(eps_),
       act(activation_of(activation)),
       curve(curve_of(act, curve_)) {
-  const int64_t width = qkv->view().k;
+  require(!qkv.empty() && (attention != nullptr || qkv.size() == 1), "a layer has projections of its input, one into a mixer");
+  const int64_t width = this->width();
+  require(std::all_of(qkv.begin(), qkv.end(), [&](const auto& part) { return part->view().k == width; }), "projections have one input");
   if (mixer_ends.has_value()) std::tie(mixer_in, mixer_out) = *mixer_ends;
   require((attention != nullptr) + (mixer != nullptr) == (mixer_in != nullptr ? 2 : 1), "a layer has attention or a mixer");
-  int64_t inner = 0, projected = 0;
+  int64_t inner = 0, mixed = 0;
   if (mixer_in != nullptr) {
     require(mixer_out != nullptr && !norms.attention_post.has_value(), "a mixer next to attention has two projections");
     const Matrix &into = mixer_in->view(), &from = mixer_out->view();
@@ -380,13 +396,13 @@ LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, std::shared_ptr<
   }
   if (attention == nullptr) {
     inner = mixer->shape().inner();
-    projected = mixer->shape().projected();
+    mixed = mixer->shape().projected();
   } else {
     const AttendCall& heads = attention->call();
     inner = heads.heads * heads.dim;
-    projected = heads.projected();
+    mixed = heads.projected();
   }
-  require(qkv->view().n == projected && output->view().k == inner && output->view().n == width, "the projections do not fit");
+  require(projected() == mixed && output->view().k == inner && output->view().n == width, "the projections do not fit");
   require(gate == nullptr || (mixer == nullptr && gate->view().n == inner && gate->view().k == width), "the gate does not fit");
   require(down_gate == nullptr || (down != nullptr && down_gate->view().n == 1 && down_gate->view().k == width), "the gate does not fit");
   if (experts != nullptr) require(experts->call().router.k == width, "the experts do not fit");
@@ -419,9 +435,15 @@ LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, std::shared_ptr<
   require(!branches || !experts->call().residual, "experts of a branch are added later");
 }
 
+int64_t LayerPlan::projected() const {
+  int64_t sum = 0;
+  for (const auto& part : qkv) sum += part->view().n;
+  return sum;
+}
+
 const float* LayerPlan::keep(const std::optional<mx::array>& norm) {
   if (!norm.has_value()) return nullptr;
-  require(norm->shape() == mx::Shape{static_cast<int>(qkv->view().k)}, "a norm must be as wide as the layer");
+  require(norm->shape() == mx::Shape{static_cast<int>(width())}, "a norm must be as wide as the layer");
   kept_.push_back(settled(mx::astype(*norm, mx::float32, cpu_stream())));
   return kept_.back().data<float>();
 }
@@ -435,12 +457,12 @@ mx::Shape check_rows(const mx::array& x, const std::vector<std::shared_ptr<Layer
   int64_t inputs = 0;
   for (const auto& plan : plans) {
     require(plan != nullptr, "a layer has no plan");
-    require(plan->qkv->view().k == plans[0]->qkv->view().k, "layers are equally wide");
+    require(plan->width() == plans[0]->width(), "layers are equally wide");
     if (plan->own_gate != nullptr) inputs += plan->own_gate->view().n;
     const bool adds = plan->after_dense == nullptr && (peer == nullptr || peer->rank() == 0);
     require(plan->experts == nullptr || plan->experts->call().residual == adds, "experts add x on one rank, unless they are a branch");
   }
-  const int64_t width = plans[0]->qkv->view().k;
+  const int64_t width = plans[0]->width();
   require(x.ndim() == 3 && x.shape(2) == width + inputs, "x must be (B, T, E), followed by the layers' own inputs");
   require(wanted <= x.shape(1) && (wanted < 0 || x.shape(0) == 1), "x must be one sequence with all wanted rows");
   return {x.shape(0), wanted < 0 ? x.shape(1) : wanted, static_cast<int>(width)};

@@ -1,7 +1,7 @@
 // All decoder layers as one node of MLX's lazy graph.
 //
 // The node runs the calls of each layer in a single task, with intermediate rows in the task's buffers. A plain layer
-// has five: qkv, attention, output, gate_up and down. Five nodes per layer cost more in graph building and dispatch
+// has five: qkv (one for each format of its parts), attention, output, gate_up and down. Five nodes per layer cost more in graph building and dispatch
 // than attention, and fill MLX's queue, so that no step could be built ahead.
 //
 // A new kind of layer is a call in run_layer, and a parameter of LayerPlan, whose constructor checks the shapes. Python
@@ -44,6 +44,8 @@ using OwnInput = std::tuple<std::shared_ptr<MatrixHandle>, std::shared_ptr<Matri
 // Two matrices: `gate` and `down_gate`, each may be nullptr; or `mixer_in` and `mixer_out`.
 using Gates = std::pair<std::shared_ptr<MatrixHandle>, std::shared_ptr<MatrixHandle>>;
 
+using Matrices = std::vector<std::shared_ptr<MatrixHandle>>;
+
 // x + attention(norm(x)), or a recurrent mixer in its place or, with `mixer_in` and `mixer_out`, beside it; then + feed-forward(norm(x)),
 // if there is one. Each half has a further norm behind it where there is one. The feed-forward is one unit (`gate_up` and `down`),
 // `experts`, or both added. A `gate` multiplies what attention returns, and the single row of a `down_gate` what `down` does, by the
@@ -51,7 +53,7 @@ using Gates = std::pair<std::shared_ptr<MatrixHandle>, std::shared_ptr<MatrixHan
 class LayerPlan : public std::enable_shared_from_this<LayerPlan> {
  public:
   // Throws std::invalid_argument for inconsistent shapes.
-  LayerPlan(std::shared_ptr<AttentionPlan> attention, std::shared_ptr<MatrixHandle> qkv, std::shared_ptr<MatrixHandle> output,
+  LayerPlan(std::shared_ptr<AttentionPlan> attention, Matrices qkv, std::shared_ptr<MatrixHandle> output,
             std::shared_ptr<MatrixHandle> gate_up, std::shared_ptr<MatrixHandle> down, float eps, const std::string& activation,
             std::shared_ptr<ExpertsPlan> experts, std::shared_ptr<MixerPlan> mixer, Gates gates, const LayerNorms& norms,
             const std::optional<OwnInput>& own_input, const std::optional<Gates>& mixer_ends = std::nullopt,
@@ -61,11 +63,17 @@ class LayerPlan : public std::enable_shared_from_this<LayerPlan> {
   // feed-forward, or of the layer's own input.
   bool has_branch() const { return attention_post != nullptr || mlp_post != nullptr || own_gate != nullptr; }
 
-  // Parameters of a task. E = width, F = feed-forward size. `qkv` are the projections into attention or into the mixer.
+  // E, and the numbers of a row of all `qkv`.
+  int64_t width() const { return qkv.front()->view().k; }
+  int64_t projected() const;
+
+  // Parameters of a task. E = width, F = feed-forward size. `qkv` are the projections into attention, several where their formats differ,
+  // with their results side by side; or one into the mixer.
   // Matrices, plans and norms that a layer lacks are nullptr. The constructor's body sets the norms; `after_input`, of
   // an own input, stays nullptr without one.
   std::shared_ptr<AttentionPlan> attention;
-  std::shared_ptr<MatrixHandle> qkv, output, gate_up, down;
+  Matrices qkv;
+  std::shared_ptr<MatrixHandle> output, gate_up, down;
   std::shared_ptr<ExpertsPlan> experts;
   std::shared_ptr<MixerPlan> mixer;
   std::shared_ptr<MatrixHandle> gate, down_gate, mixer_in, mixer_out, own_gate, own_projection;

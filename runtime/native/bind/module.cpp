@@ -149,7 +149,7 @@ NB_MODULE(_native, m) {
            "input"_a.none(), "attention_post"_a.none(), "mlp"_a.none(), "mlp_post"_a.none(), "after_dense"_a.none() = nb::none(),
            "before_experts"_a.none() = nb::none(), "after_experts"_a.none() = nb::none(), "scalar"_a.none() = nb::none());
   nb::class_<hr::LayerPlan>(m, "LayerPlan")
-      .def(nb::new_([](std::shared_ptr<hr::AttentionPlan> attention, std::shared_ptr<hr::MatrixHandle> qkv,
+      .def(nb::new_([](std::shared_ptr<hr::AttentionPlan> attention, hr::Matrices qkv,
                        std::shared_ptr<hr::MatrixHandle> output, std::shared_ptr<hr::MatrixHandle> gate_up,
                        std::shared_ptr<hr::MatrixHandle> down, float eps, const std::string& activation,
                        std::shared_ptr<hr::ExpertsPlan> experts, std::shared_ptr<hr::MixerPlan> mixer,

@@ -42,7 +42,7 @@ int64_t columns_per_task(const Pool& pool, const LinearCall& call) {
 void finish(const Kernels& kernels, const LinearCall& call, int64_t m, int64_t at, int64_t n, float* product,
             float* up) {
   const int64_t width = width_of(call);
-  float* out = call.out + m * width + at;
+  float* out = call.out + m * (call.stride > 0 ? call.stride : width) + at;
   if (call.w.bias != nullptr) {
     for (int64_t i = 0; i < n; ++i) product[i] += call.w.bias[at + i];
     if (up != nullptr) {

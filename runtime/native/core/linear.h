@@ -21,6 +21,7 @@ struct LinearCall {
   Curve curve;                      // of Act::xielu
   Act act = Act::none;              // if it gates, w is F gate rows above F up rows and out is (M, F)
   float* out = nullptr;             // (M, N); may be residual, never x
+  int64_t stride = 0;               // numbers between rows of out, where they are parts of wider ones; 0: N
   const uint8_t* prompts = nullptr; // (M) whether a row is rounded to `rounding`, not to 16 bits, where w.rounds(); nullptr: no row is
   int rounding = 8;                 // 8 or kHalves, the latter only for weights that fit tiles; see Matrix
   const LinearCall* next = nullptr; // the next call, for prefetch (`w` and `act` only), or nullptr

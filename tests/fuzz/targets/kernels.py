@@ -422,7 +422,7 @@ class Passes(_Kernels):
         norms = [_maybe(chance, width) for _ in range(7)]
         inputs = (_matrix(chance, own, width), _matrix(chance, width, own), array(chance, (width,), mx.float32))
         layer = native.kernels.LayerPlan(
-            plan, _matrix(chance, projected, width), _matrix(chance, width, mixed),
+            plan, self._inputs(chance, projected, width), _matrix(chance, width, mixed),
             _matrix(chance, double * inner, width) if feeds else None, _matrix(chance, width, inner) if feeds else None,
             1e-5, activation, _experts(chance, inner, width) if chance.random() < 0.3 else None, mixer, (gate, row),
             native.kernels.LayerNorms(*norms, _maybe(chance, 1)), inputs if own else None, ends,
@@ -433,6 +433,13 @@ class Passes(_Kernels):
         return native.kernels.layers_pass(
             x, made, [place], [layer], states, kept, chance.random() < 0.3, chance.choice((-1, wanted))
         )
+
+    def _inputs(self, chance: random.Random, projected: int, width: int) -> list[Any]:
+        """Return the matrices into attention or a mixer: mostly one, else two with `projected` rows together."""
+        if chance.random() < 0.7:
+            return [_matrix(chance, projected, width)]
+        first = _number(chance, projected // 2)
+        return [_matrix(chance, rows, width) for rows in (first, projected - first) if chance.random() < 0.95]
 
     def _slab(
         self, chance: random.Random, blocks: int, layers: int, kv_heads: int, dim: int, kind: mx.Dtype

@@ -14,7 +14,7 @@ from headrace.runtime.engine.request import Request
 from headrace.runtime.kv.backend import KVOptions
 from headrace.runtime.kv.cache import PassRow
 from headrace.runtime.machine.memory import reading_weights
-from headrace.runtime.ops import Ops, reference
+from headrace.runtime.ops import Ops, native, reference
 from headrace.runtime.ops.weights import Weight
 from tests.support.alone import new_cache
 from tests.support.kernels import KERNELS, name_of, tolerance
@@ -180,6 +180,22 @@ def test_sequences_of_a_pass_attend_to_their_own_entries_only(directory: Path, o
         alone.reserve(21)
         one = network.all_logits(network.layers(network.embed(mx.array([own])), alone))[0]
         assert difference(together[21 * row : 21 * row + 21], one) < tolerance(ops)
+
+
+@pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
+@pytest.mark.parametrize("variant", ["llama", "gemma3", "qwen2"])
+def test_projections_into_attention_of_several_formats_are_in_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
+) -> None:
+    """As in files of Q4_K_M, whose values have more bits than queries and keys in half of the layers."""
+    wide = {f"model.layers.{index}.self_attn.v_proj": {"group_size": 32, "bits": 8} for index in (0, 2)}
+    model = quantize_model(write_model(tmp_path / "plain", variant), tmp_path / "mixed", wide)
+    network = load_decoder(model, native)
+    count = len(network.config.layers)
+    assert [(part, node is not None) for part, node in network._layer_groups] == [(slice(0, count), True)]
+    together = feed(network, [40, 1, 1, 3])[0]
+    monkeypatch.setattr(network, "_layer_groups", [(slice(index, index + 1), None) for index in range(count)])
+    assert mx.array_equal(together, feed(network, [40, 1, 1, 3])[0]).item()
 
 
 def test_loading_joined_experts_copies_less_than_one_stack(tmp_path: Path) -> None:
