@@ -1,18 +1,22 @@
-"""Tables and plots of docs/benchmarks.md, from the JSON files beside this script.
+"""Write the tables of docs/benchmarks.md and draw its plots, from the JSON files next to this script.
 
     python docs/benchmarks/render.py
 
-A table stands between `<!-- table ID -->` and `<!-- end -->`; its text is replaced. An interval in the JSON is
-`[value, low, high]`, an unknown figure `null`.
+A new figure is an entry of a JSON file. The page has a table between `<!-- table ID -->` and `<!-- end -->`; the text
+between the two is replaced, so no table is edited there. An interval in the JSON is `[value, low, high]`, an unknown
+figure `null`.
 
-Guards: tests/test_readme.py and tests/app/cli/bench/test_machine_report.py.
+Guards: tests/test_readme.py compares page and JSON; tests/app/bench/test_machine_report.py for `with_measured`.
 """
 
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.app.predict.measured import MeasuredSpeed
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "benchmarks.md"
@@ -20,7 +24,9 @@ PAGE = HERE.parent / "benchmarks.md"
 _MARK = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 Table = Mapping[str, Any]
+"""An entry of `tables` of a JSON file: id, columns, rows, date, command, notes."""
 
+# Machines in the plots: prefix of their tables' ids, title, colour.
 MACHINES = (
     ("sapphire-rapids", "Sapphire Rapids", "#c8641e"),
     ("zen4", "Zen 4", "#1f6fb2"),
@@ -77,39 +83,42 @@ def with_measured(table: Table) -> Table:
     from headrace.app.predict.measured import measured
     from headrace.runtime.machine import chips
 
-    most: dict[str, float] = {}
+    max_bandwidth: dict[str, float] = {}  # of a chip's variants
     for chip in chips.table():
-        most[chip.name] = max(chip.bandwidth, most.get(chip.name, 0.0))
-    fitting = [one for one in measured() if one.depth == table["depth"] and one.bandwidth == most.get(one.chip)]
-    known = {(one.model, one.chip): one for one in fitting}  # the newest is last
+        max_bandwidth[chip.name] = max(chip.bandwidth, max_bandwidth.get(chip.name, 0.0))
+    speeds = {
+        (speed.model, speed.chip): speed  # `measured` returns the newest last
+        for speed in measured()
+        if speed.depth == table["depth"] and speed.bandwidth == max_bandwidth.get(speed.chip)
+    }
     rows = []
     for row in table["rows"]:
-        found = {
-            column["key"]: known[row["model"], chip]
+        cells = {
+            column["key"]: _measured_cell(speeds[row["model"], chip])
             for column in table["columns"]
             for chip in column.get("chips", ())
-            if (row["model"], chip) in known
+            if (row["model"], chip) in speeds
         }
-        rows.append({**row, **{key: _measured_cell(one) for key, one in found.items()}})
+        rows.append({**row, **cells})
     return {**table, "rows": rows}
 
 
-def _measured_cell(one: Any) -> str:
+def _measured_cell(speed: "MeasuredSpeed") -> str:
     """Return `**98.2 : 95.1**`, the speed and mlx-lm's; without mlx-lm's, the speed alone."""
-    peer = f" : {one.tokens_per_second / one.ratio:.3g}" if one.ratio else ""
-    return f"**{one.tokens_per_second:.3g}{peer}**"
+    peer = f" : {speed.tokens_per_second / speed.ratio:.3g}" if speed.ratio else ""
+    return f"**{speed.tokens_per_second:.3g}{peer}**"
 
 
 def rendered(page: str) -> str:
     """Return the page with every marked table replaced."""
-    known = tables()
-    return _MARK.sub(lambda mark: mark[1] + markdown(known[mark[2]]) + mark[3], page)
+    tables_by_id = tables()
+    return _MARK.sub(lambda mark: mark[1] + markdown(tables_by_id[mark[2]]) + mark[3], page)
 
 
 def speed_by_depth(axes: Any) -> None:
     """Decode speed over the tokens in the cache, per machine and engine."""
     for machine, title, colour in MACHINES:
-        rows = tables()[f"{machine}-engines"]["rows"][2:5]
+        rows = tables()[f"{machine}-engines"]["rows"][2:5]  # decode after 0, 2,048 and 4,096 tokens
         for engine, style in (("headrace", "o-"), ("llama.cpp", "s--")):
             speeds = [row[engine] for row in rows]
             axes.plot((0, 2048, 4096), speeds, style, color=colour, label=f"{engine}, {title}")
@@ -121,9 +130,9 @@ def ratios(axes: Any) -> None:
     """Ratio to llama.cpp with 95 % intervals, per test and machine."""
     labels: list[str] = []
     for machine, title, colour in MACHINES:
-        known = tables()
-        rows = [(row["test"], row["ratio"]) for row in known[f"{machine}-engines"]["rows"]]
-        for row in known.get(f"{machine}-batch", {"rows": ()})["rows"]:
+        tables_by_id = tables()
+        rows = [(row["test"], row["ratio"]) for row in tables_by_id[f"{machine}-engines"]["rows"]]
+        for row in tables_by_id.get(f"{machine}-batch", {"rows": ()})["rows"]:
             if row["over_llama"]:
                 rows.append((f"8 sequences, {row['depth']:,} tokens each", row["over_llama"]))
         for test, ratio in reversed(rows):
@@ -135,8 +144,8 @@ def ratios(axes: Any) -> None:
 def speculation(axes: Any) -> None:
     """Gain of n-gram speculation per workload, with 95 % intervals."""
     rows = tables()["zen4-speculation"]["rows"][::-1]
-    for place, row in enumerate(rows):
-        _interval(axes, place, row["gain"], "#1f6fb2")
+    for y, row in enumerate(rows):
+        _interval(axes, y, row["gain"], "#1f6fb2")
     _labelled(axes, [row["workload"] for row in rows], "speed with speculation over without")
 
 
@@ -145,11 +154,12 @@ def predictions(axes: Any) -> None:
     from headrace.app.predict.published import assumptions, points, predicted
 
     for engine, colour, shape in (("mlx-lm", "#1f6fb2", "o"), ("llama.cpp", "#c8641e", "s")):
-        known = [point for point in points() if point.engine == engine]
+        figures = [point for point in points() if point.engine == engine]
         assumed = assumptions(engine)
-        expected = [predicted(point, assumed) for point in known]
-        published = [point.tokens_per_second for point in known]
-        axes.plot(published, expected, shape, color=colour, markersize=4, label=f"{engine} ({len(known)} figures)")
+        expected = [predicted(point, assumed) for point in figures]
+        published = [point.tokens_per_second for point in figures]
+        axes.plot(published, expected, shape, color=colour, markersize=4, label=f"{engine} ({len(figures)} figures)")
+    # The diagonal, where both are equal
     axes.plot((3, 900), (3, 900), color="#888888", linewidth=1)
     axes.set(xscale="log", yscale="log", xlabel="published, tok/s", ylabel="predicted, tok/s")
     axes.legend(frameon=False)
@@ -194,13 +204,15 @@ def draw(folder: Path) -> Sequence[Path]:
     return written
 
 
-def _interval(axes: Any, place: int, figure: Sequence[float], colour: str) -> None:
+def _interval(axes: Any, y: int, figure: Sequence[float], colour: str) -> None:
+    """Draw a figure (value, low, high) at height `y`: a point and a line."""
     middle, low, high = figure
-    axes.plot((low, high), (place, place), color=colour, linewidth=2)
-    axes.plot(middle, place, "o", color=colour)
+    axes.plot((low, high), (y, y), color=colour, linewidth=2)
+    axes.plot(middle, y, "o", color=colour)
 
 
 def _labelled(axes: Any, labels: Sequence[str], title: str) -> None:
+    """Label the rows of ratios, and mark 1, where both speeds are equal."""
     axes.axvline(1, color="#888888", linewidth=1)
     axes.set_yticks(range(len(labels)), labels)
     axes.set_xlabel(f"{title} (95 % intervals)")
