@@ -1,6 +1,6 @@
 """Decode speeds measured on users' machines (assets/measured.toml), as `headrace bench --report mac` writes them.
 
-`app.cli.bench.machine` writes the keys that the structs below read. `predict` shows a speed of exactly the same
+`app.bench.show.machine_report` writes the keys that the structs below read. `predict` shows a speed of exactly the same
 model, chip and context next to its prediction.
 
 Guard: tests/app/predict/test_predict.py.

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from headrace.app.bench.measure.ratios import ratios
 from headrace.app.bench.measure.records import RunDocument
-from headrace.app.cli.bench.machine import machine_report
+from headrace.app.bench.show.machine_report import machine_report
 from headrace.app.predict import measured
 from headrace.app.predict.chip_names import chip_targets
 from headrace.app.predict.document import prediction
