@@ -1,8 +1,7 @@
 """Structs of the JSON document of a benchmark run; docs/bench-json.md explains the keys.
 
-The order of the fields is that of the keys. Unknown values are None. A new field has a default, since documents of
-older versions lack it, and a row in docs/bench-json.md. One that a table shows has a row in
-`app/bench/show/columns.py`, too.
+Fields are keys, in the same order. Unknown values are None. A new field has a default, since documents of older
+versions lack it, and a row in docs/bench-json.md. One that a table shows has a row in `app/bench/show/columns.py`, too.
 
 `result.py` sets the fields of a test (`Result`), `run.py` those of a run (`RunDocument`). Their parts come from
 `document.py` (machine, model, identity, hosts), `memory_speed.py`, `ratios.py`, `kv_formats.py`, `profile.py` and
@@ -14,7 +13,7 @@ Guards: tests/app/bench/test_views.py, which compares the keys with docs/bench-j
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Protocol
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from headrace.app.bench.measure.setup import EngineSetup
 from headrace.app.predict.step_cost_fit import StepCostFit
@@ -74,7 +73,7 @@ class TimeToFirstToken(Struct, frozen=True):
 
 
 class Latencies(Struct, frozen=True):
-    """Percentiles in milliseconds; None without steps."""
+    """Percentiles in milliseconds, where `telemetry.Percentiles` are in seconds; each None without steps."""
 
     p50: float | None = None
     p95: float | None = None
@@ -202,29 +201,28 @@ class Result(Struct, frozen=True, kw_only=True):
 
 
 class Ratio(Struct, frozen=True):
-    """headrace over a peer."""
+    """headrace's speed over that of a peer, paired by round.
+
+    model: in headrace.
+    base: the peer; its key is `peer`.
+    low, high: 95 % interval; None after a single round.
+    pairs: number of rounds.
+    """
 
     test: str
     depth: int
     model: str
-    peer: str
+    base: str = field(name="peer")
     ratio: float
     low: float | None
     high: float | None
     pairs: int
 
 
-class KVRatio(Struct, frozen=True):
-    """A K/V format over the first one."""
+class KVRatio(Ratio, frozen=True):
+    """The speed of a K/V format over that of the first. base: the model with the first; its key is `over`."""
 
-    test: str
-    depth: int
-    model: str
-    over: str
-    ratio: float
-    low: float | None
-    high: float | None
-    pairs: int
+    base: str = field(name="over")
 
 
 class Scaling(Struct, frozen=True, kw_only=True):

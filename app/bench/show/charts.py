@@ -169,19 +169,19 @@ def comparison(ratios: Sequence[Ratio]) -> str | None:
         return None
 
     def draw(axes: "Axes") -> None:
-        peers = list(dict.fromkeys(ratio.peer for ratio in ratios))
+        peers = list(dict.fromkeys(ratio.base for ratio in ratios))
         for index, ratio in enumerate(ratios):
-            colour = SERIES[peers.index(ratio.peer) % len(SERIES)]
+            colour = SERIES[peers.index(ratio.base) % len(SERIES)]
             axes.barh(index, ratio.ratio, color=colour, height=0.6)
             if ratio.low is not None and ratio.high is not None:
                 reach = [[ratio.ratio - ratio.low], [ratio.high - ratio.ratio]]
                 axes.errorbar(ratio.ratio, index, xerr=reach, color=INK, capsize=3, fmt="none")
-        axes.set_yticks(range(len(ratios)), [f"{label(ratio)} vs {ratio.peer}" for ratio in ratios])
+        axes.set_yticks(range(len(ratios)), [f"{label(ratio)} vs {ratio.base}" for ratio in ratios])
         axes.axvline(1, color=INK, linewidth=1)
         axes.invert_yaxis()
         axes.set(xlabel="times the peer's speed", xlim=(0, None))
 
-    texts = [f"{label(ratio)}: {ratio.ratio:.2f} times {ratio.peer}" for ratio in ratios]
+    texts = [f"{label(ratio)}: {ratio.ratio:.2f} times {ratio.base}" for ratio in ratios]
     return _svg(draw, f"Speed against peers. {'; '.join(texts)}.", rows=len(ratios))
 
 

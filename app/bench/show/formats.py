@@ -131,12 +131,12 @@ def explanation_line(document: RunDocument) -> str:
 
 
 def ratio_line(ratio: Ratio) -> str:
-    return f"{label(ratio)}: {ratio.ratio:.2f}x {ratio.peer}{bracketed(ratio)}"
+    return f"{label(ratio)}: {ratio.ratio:.2f}x {ratio.base}{bracketed(ratio)}"
 
 
 def kv_ratio_line(ratio: KVRatio) -> str:
     """Format a ratio of K/V formats: `tg128 @ d4096: tiny q8 1.30x of tiny f16 (1.25 to 1.36)`."""
-    return f"{label(ratio)}: {ratio.model} {ratio.ratio:.2f}x of {ratio.over}{bracketed(ratio)}"
+    return f"{label(ratio)}: {ratio.model} {ratio.ratio:.2f}x of {ratio.base}{bracketed(ratio)}"
 
 
 def scaling_line(scaled: Scaling) -> str:

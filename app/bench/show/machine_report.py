@@ -107,7 +107,7 @@ def _row(document: RunDocument, entry: Result) -> Facts:
         if (peer.engine, peer.test, peer.depth) == ("mlx-lm", entry.test, entry.depth):
             row["mlx_lm"] = _rounded(peer.tokens_per_second.median)
     for ratio in document.ratios:
-        if (ratio.peer, ratio.test, ratio.depth) == ("mlx-lm", entry.test, entry.depth):
+        if (ratio.base, ratio.test, ratio.depth) == ("mlx-lm", entry.test, entry.depth):
             row["ratio"] = _interval(ratio.ratio, ratio)
     if entry.mbu is not None:
         row["mbu"] = _rounded(entry.mbu)

@@ -79,7 +79,7 @@ def test_formats_are_compared_with_the_first_round_by_round() -> None:
         entry("other", [7, 7]),
     ]
     (ratio,) = kv_ratios(results, models)
-    assert (ratio.model, ratio.over, ratio.depth, ratio.pairs) == ("m q8", "m f16", 0, 2)
+    assert (ratio.model, ratio.base, ratio.depth, ratio.pairs) == ("m q8", "m f16", 0, 2)
     assert ratio.ratio == pytest.approx(1.2)
     assert kv_ratio_line(ratio) == "tg4: m q8 1.20x of m f16 (1.20 to 1.20)"
     assert kv_ratios(results, models[:1]) == []
