@@ -1,7 +1,9 @@
 """Statistics for few repetitions: spread, bootstrap intervals, Student's t. Plain Python, fixed seed.
 
 Free of numpy and scipy: their imports take longer than these computations. The fixed seed makes an interval a function
-of its values: a document shows the same figures every time. `tests/app/bench` compares with known values.
+of its values: a document shows the same figures every time.
+
+Guard: tests/app/bench/test_stats.py compares with known values.
 """
 
 import math
@@ -11,10 +13,21 @@ from functools import cache
 from statistics import NormalDist, fmean
 from typing import TypeVar
 
+from msgspec import Struct
+
 from headrace.runtime.metrics.telemetry import quantile
 
 Interval = tuple[float, float] | tuple[None, None]
 """Low and high; None for fewer than two values, which have no spread."""
+
+
+class Figure(Struct, frozen=True):
+    """A figure with its 95 % interval; no interval for fewer than two values."""
+
+    value: float
+    low: float | None
+    high: float | None
+
 
 _T = TypeVar("_T")
 

@@ -37,6 +37,7 @@ from headrace.app.output.sanitise import sanitise
 from headrace.app.output.tables import Column, print_table
 from headrace.app.predict.recommend import recommended_uses
 from headrace.app.predict.uses import STAR, legend
+from headrace.app.quantize.figures import QuantizedHere
 from headrace.models.registry.catalog import find, squashed
 from headrace.models.registry.checksums import content_problems, recorded_files
 from headrace.models.registry.hub_id import HubId
@@ -466,29 +467,6 @@ def _quantization_rows(document: Document) -> list[tuple[str, str]]:
     return rows
 
 
-class _StoredFigure(Struct):
-    value: float
-
-
-class _StoredSpeed(Struct):
-    """bound: the speed is an upper bound."""
-
-    target: str
-    context: int
-    tokens_per_second: float
-    bound: bool
-
-
-class _Quality(Struct):
-    """Figures of a quantized copy, as `headrace quantize` stores them."""
-
-    kl: _StoredFigure
-    top1_agreement: _StoredFigure  # share of positions, 0 to 1
-    bits_per_weight: float
-    predicted: _StoredSpeed | None = None
-    measured_tokens_per_second: float | None = None
-
-
 class _Verified(Struct):
     """The state of a model's files.
 
@@ -504,23 +482,24 @@ class _Verified(Struct):
     problems: list[str] = []
 
 
-def _quality_rows(figures: object) -> list[tuple[str, str]]:
-    """Return the figures that `headrace quantize` stored; nothing for figures of another form."""
+def _quality_rows(stored: object) -> list[tuple[str, str]]:
+    """Return the figures that `headrace quantize` stored; nothing for a text or an object of another form."""
     try:
-        quality = typed(_Quality, figures)
+        quality = typed(QuantizedHere, stored)
     except ValueError:  # headrace.json of a folder may be anyone's
         return []
     top1 = percent(quality.top1_agreement.value, 1)
     text = f"{quality.kl.value:.4f} nats of KL from the given weights; most likely token equal in {top1}"
     rows = [("Quality", text), ("Bits a weight", f"{quality.bits_per_weight:.3f}")]
     speed = quality.predicted
-    if speed is not None:
-        at_most = "at most " if speed.bound else ""
-        text = f"{at_most}{speed.tokens_per_second:.1f} tok/s on {speed.target} after {speed.context:,} tokens"
-        rows.append(("Predicted", text))
-    if quality.measured_tokens_per_second is not None:
-        text = f"{quality.measured_tokens_per_second:.1f} tok/s when it was quantized, at the beginning of a context"
-        rows.append(("Measured", text))
+    at_most = "at most " if speed.bound else ""
+    rows += [
+        ("Predicted", f"{at_most}{speed.tokens_per_second:.1f} tok/s on {speed.target} after {speed.context:,} tokens"),
+        (
+            "Measured",
+            f"{quality.measured_tokens_per_second:.1f} tok/s when it was quantized, at the beginning of a context",
+        ),
+    ]
     return rows
 
 

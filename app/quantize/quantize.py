@@ -18,13 +18,14 @@ import mlx.core as mx
 from msgspec import Struct, to_builtins
 from msgspec.structs import asdict, replace
 
-from headrace.app.bench.quality.figures import Figure, mean_figure
+from headrace.app.bench.quality.figures import mean_figure
 from headrace.app.bench.quality.text import SHIPPED, read_text
 from headrace.app.output.progress import NumberedStages, drawn_progress
 from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.app.predict.prediction import TargetMachine
 from headrace.app.predict.targets import targets_for
 from headrace.app.quantize.budget import QuantizationBudget, bytes_in_memory, largest_that_holds, predicted_speed
+from headrace.app.quantize.figures import FormatCount, PredictedSpeed, QuantizedHere
 from headrace.app.quantize.sensitivity import Excerpt, Reference, Sensitivities, importances_of
 from headrace.models.checkpoint.quantization import Groups
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
@@ -66,43 +67,6 @@ class QuantizeOptions(Struct, frozen=True):
     chip: str | None = None  # None: this machine
     text: Path | None = None  # None: the built-in one
     quiet: bool = False
-
-
-class PredictedSpeed(Struct, frozen=True):
-    """bound: the speed is an upper bound."""
-
-    target: str
-    context: int
-    tokens_per_second: float
-    bound: bool
-
-
-class FormatCount(Struct, frozen=True):
-    """A format, and the parts and weights that have it."""
-
-    bits: int
-    group_size: int
-    mode: str
-    parts: int
-    weights: int
-
-
-class QuantizedHere(Struct, frozen=True, kw_only=True):
-    """Size, speed and quality of a quantized copy, as its headrace.json keeps them."""
-
-    bits_per_weight: float
-    weight_bytes: int
-    source_weight_bytes: int
-    weight_bytes_per_step: int
-    predicted: PredictedSpeed
-    measured_tokens_per_second: float
-    scored_tokens: int
-    kl: Figure
-    top1_agreement: Figure
-    budget: str = ""
-    predicted_kl: float = 0.0
-    leaves_head: bool = False  # the given model has a multi-token prediction head, and the copy has none
-    formats: list[FormatCount] = []
 
 
 class Quantized(Struct, frozen=True):

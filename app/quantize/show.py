@@ -11,7 +11,8 @@ from headrace.app.bench.show.phrases import bracketed
 from headrace.app.model_info.model_report import format_text
 from headrace.app.output.sanitise import sanitise
 from headrace.app.output.tables import Column, print_table
-from headrace.app.quantize.quantize import Quantized, QuantizedHere
+from headrace.app.quantize.figures import QuantizedHere
+from headrace.app.quantize.quantize import Quantized
 from headrace.runtime.metrics.units import decimals, format_bytes, percent
 
 _LABEL = 18  # cells

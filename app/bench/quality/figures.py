@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 
 from msgspec import Struct
 
-from headrace.app.bench.stats import bootstrap
+from headrace.app.bench.stats import Figure, bootstrap
 from headrace.models.loading.divergence import Divergence
 from headrace.runtime.metrics.telemetry import quantile
 from headrace.runtime.ops import Phase
@@ -24,14 +24,6 @@ BLOCK = 32  # tokens that are drawn together
 TAIL = 0.99  # the quantile `kl_p99`
 
 _Block = TypeVar("_Block")
-
-
-class Figure(Struct, frozen=True):
-    """A figure with its 95 % interval; None after a single block."""
-
-    value: float
-    low: float | None
-    high: float | None
 
 
 ComparedKind = Literal["kv", "activations", "weights", "engine"]

@@ -11,10 +11,11 @@ from msgspec import UNSET
 from rich.text import Text
 
 from headrace.app.bench.measure.setup import setup_line
-from headrace.app.bench.quality.figures import Figure, QualityResult
+from headrace.app.bench.quality.figures import QualityResult
 from headrace.app.bench.quality.quality_run import QualityDocument
 from headrace.app.bench.show.formats import model_line
 from headrace.app.bench.show.phrases import interval
+from headrace.app.bench.stats import Figure
 from headrace.app.output.document import markdown_table
 from headrace.app.output.tables import Column, print_lines, print_table
 from headrace.runtime.metrics.units import format_bytes, percent
