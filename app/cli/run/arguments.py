@@ -1,5 +1,8 @@
 """Arguments of `headrace run`, and combinations of them that are refused.
 
+A new option is a field here, with the parameter's name, and an option in `command.py`. The record is apart from it
+because the other files here read it, and `command.py` imports those late.
+
 Guard: tests/app/cli/test_run.py.
 """
 
