@@ -26,6 +26,13 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}s"
 
 
+def format_context(count: int) -> str:
+    """Format a length of context: `8k` for a multiple of 1,024 tokens, other numbers in digits: `1000`."""
+    if count >= 1024 and count % 1024 == 0:
+        return f"{count // 1024}k"
+    return str(count)
+
+
 def format_rate(bytes_per_second: float) -> str:
     """Format a bandwidth in decimal units with three significant digits: `54.0 GB/s`, `1.79 TB/s`."""
     return _scaled(bytes_per_second, 1000, ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"))
