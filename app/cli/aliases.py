@@ -1,23 +1,22 @@
-"""Other programs' names for commands and options; help texts show headrace's own.
+"""Other programs' names for commands and options, and what to type instead.
 
-`commands.py` asks `own_option` for every option, `meant` and `meant_in` for a word that is no command or subcommand,
-`instead_of` for an option that a command lacks, and `instead_of_value` for a value that it refuses. A command that
-leaves headrace gets a row in `_MEANT`, an option one in `_INSTEAD` or `_INSTEAD_IN`.
+Options of `_OPTION_ALIASES` work, though no help text shows them. All other rows end in an error with a hint. A command
+that leaves headrace gets a row in `_COMMANDS`, an option one in `_OPTION_HINTS` or `_HINTS_BY_COMMAND`.
 
 Guard: tests/app/cli/test_commands.py.
 """
 
 from collections.abc import Collection, Iterable
 
-# Without dashes, as click normalizes options.
-_OPTIONS = {
+# Other programs' option -> headrace's; without dashes, as click normalizes options.
+_OPTION_ALIASES = {
     "temp": "temperature",
     "ctx-size": "context",
     "repeat-penalty": "repetition-penalty",
     "n-predict": "max-tokens",
 }
 # Words that are no commands -> the command to type instead.
-_MEANT = {
+_COMMANDS = {
     **dict.fromkeys(("ask", "generate", "prompt", "complete", "answer"), "run"),
     **dict.fromkeys(("download", "fetch", "get", "install", "update"), "pull"),
     **dict.fromkeys(("remove", "delete", "uninstall"), "rm"),
@@ -39,9 +38,9 @@ _MEANT = {
 }
 _QUANTIZE = "`headrace pull NAME --quantize 4` keeps a quantized copy, which runs by its own name"
 # Options that no command has, or few -> hint for the others.
-_INSTEAD = {"--quantize": _QUANTIZE, "--group-size": _QUANTIZE}
+_OPTION_HINTS = {"--quantize": _QUANTIZE, "--group-size": _QUANTIZE}
 # Options that one command lacks, or whose value it refuses -> hint.
-_INSTEAD_IN = {
+_HINTS_BY_COMMAND = {
     ("headrace bench", "--output"): "`--json` prints one JSON document with every figure",
     ("headrace bench", "--save"): "`--json > FILE` keeps the document, which `headrace bench compare` reads",
     ("headrace sessions export", "--json"): "`--format json` writes JSON",
@@ -50,36 +49,39 @@ _INSTEAD_IN = {
 }
 
 
-def own_option(name: str) -> str:
+def canonical_option(name: str) -> str:
     """Return headrace's name of an option without its dashes."""
-    return _OPTIONS.get(name, name)
+    return _OPTION_ALIASES.get(name, name)
 
 
-def meant(word: str, commands: Iterable[str]) -> str | None:
+def suggested_command(word: str, commands: Iterable[str]) -> str | None:
     """Return the command for a word that is none: by its meaning, or that of a word spelled alike."""
     from difflib import get_close_matches  # late: no command needs it
 
-    words = {**_MEANT, **{command: command for command in commands}}
+    words = {**_COMMANDS, **{command: command for command in commands}}  # headrace's names win
     near = get_close_matches(word.lower(), words, n=1)  # the word itself, if it is there
     if not near:
         return None
     return words[near[0]]
 
 
-def meant_in(word: str, subcommands: Collection[str]) -> str | None:
+def suggested_subcommand(word: str, subcommands: Collection[str]) -> str | None:
     """Return the subcommand for a word that is none, such as LIST; None if none has its meaning."""
-    own = _MEANT.get(word.lower(), word.lower())
-    return own if own in subcommands else None
+    subcommand = _COMMANDS.get(word.lower(), word.lower())
+    return subcommand if subcommand in subcommands else None
 
 
-def instead_of(option: str, command: str) -> str | None:
+def hint_for_option(option: str, command: str) -> str | None:
     """Return a hint for an option that a command does not have; None without any.
 
     command: with the program's name, such as `headrace bench`.
     """
-    return _INSTEAD_IN.get((command, option), _INSTEAD.get(option))
+    return _HINTS_BY_COMMAND.get((command, option), _OPTION_HINTS.get(option))
 
 
-def instead_of_value(option: str, command: str) -> str | None:
-    """Return a hint for an option whose value a command refuses; None without any. command: as for `instead_of`."""
-    return _INSTEAD_IN.get((command, option))
+def hint_for_value(option: str, command: str) -> str | None:
+    """Return a hint for an option whose value a command refuses; None without any.
+
+    command: as for `hint_for_option`.
+    """
+    return _HINTS_BY_COMMAND.get((command, option))

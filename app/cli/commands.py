@@ -1,24 +1,26 @@
-"""The `headrace` command: subcommands, exit codes and error messages. Imports nothing heavy.
+"""The `headrace` command: its subcommands, and the exit code and the message of an error.
 
 A subcommand's module is imported when it runs, so `headrace --help` needs neither mlx nor textual. Exit codes: 0 done,
 1 failed, 2 wrong command line, 130 interrupted; `app.cli.process` adds 129 and 143 for signals.
 
 A new command is a row of `_COMMANDS`, and one of `tests/app/cli/test_processes.py`.
+
+Guard: tests/app/cli/test_commands.py.
 """
 
 import contextlib
 import importlib
 import os
-import re
 import sys
 
 import click
 from click.shell_completion import CompletionItem
 
-from headrace.app.cli import completion  # registers the shells' completion with click, too
-from headrace.app.cli.aliases import instead_of, instead_of_value, meant, meant_in, own_option
+from headrace.app.cli import completion  # noqa: F401 - registers the shells' completion with click
+from headrace.app.cli.aliases import canonical_option, suggested_command
 from headrace.app.cli.say import say
 from headrace.app.cli.standard_streams import OutputError, ReaderGoneError, silence_stdout
+from headrace.app.cli.usage_errors import click_text, usage_error
 from headrace.runtime.config import environment
 from headrace.runtime.errors import INTERRUPTED, HeadraceError, UsageError
 from headrace.runtime.machine.address_space import check_imports
@@ -68,8 +70,6 @@ _COMMANDS = {
     "completion": ("headrace.app.cli.completion", "completion", "Print a completion script for bash, zsh or fish."),
 }
 
-_EXTRA_ARGUMENT = re.compile(r"unexpected extra argument \((\S+)\)", re.IGNORECASE)  # click's text
-_DOCUMENTS = (".json", ".jsonl", ".txt", ".md")  # no models, though `notes/a.md` has the form of a hub id
 _NUMBERS = {"integer": "N", "integer range": "N", "float": "X", "float range": "X"}  # metavars by click's types
 
 
@@ -97,9 +97,10 @@ class _LazyGroup(click.Group):
         """Return whether `run` is called on a terminal with nothing but options of the chat."""
         if args[:1] != ["run"] or ctx.resilient_parsing or not _on_a_terminal():
             return False
-        return not {"-h", "--help"} & {*args} and self._chat_takes(ctx, args[1:])
+        return not {"-h", "--help"} & {*args} and self._is_valid_for_chat(ctx, args[1:])
 
-    def _chat_takes(self, ctx: click.Context, args: list[str]) -> bool:
+    def _is_valid_for_chat(self, ctx: click.Context, args: list[str]) -> bool:
+        """Return whether `chat` would accept the arguments."""
         chat = self.get_command(ctx, "chat")
         assert chat is not None
         try:
@@ -124,20 +125,21 @@ class _LazyGroup(click.Group):
         if _is_prompt(args[0]):
             return "run"
         name = args[0].partition("=")[0]
-        if not name.startswith("-") or name in ("--", *self._own_options(ctx)):
+        if not name.startswith("-") or name in ("--", *self._group_options(ctx)):
             return None
         chat = self.get_command(ctx, "chat")
         run = self.get_command(ctx, "run")
         assert chat is not None
         assert run is not None
-        run_takes = name == "-" or _takes(run, name)
-        if not run_takes and not _takes(chat, name):
+        is_for_run = name == "-" or _has_option(run, name)
+        if not is_for_run and not _has_option(chat, name):
             return None
-        if not _on_a_terminal() or (run_takes and not self._chat_takes(ctx, args)):
+        if not _on_a_terminal() or (is_for_run and not self._is_valid_for_chat(ctx, args)):
             return "run"
         return "chat"
 
-    def _own_options(self, ctx: click.Context) -> list[str]:
+    def _group_options(self, ctx: click.Context) -> list[str]:
+        """Return the options of `headrace` itself, such as --help."""
         return [name for param in self.get_params(ctx) for name in param.opts]
 
     def resolve_command(
@@ -145,7 +147,7 @@ class _LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not ctx.resilient_parsing and not args[0].startswith("-") and args[0] not in _COMMANDS:
             hint = "`headrace run PROMPT` answers a prompt"
-            if near := meant(args[0], _COMMANDS):
+            if near := suggested_command(args[0], _COMMANDS):
                 hint = f"did you mean {near}?"
             raise UsageError(f"no such command {args[0]!r:.80}", f"`headrace --help` lists the commands; {hint}")
         return super().resolve_command(ctx, args)
@@ -193,7 +195,7 @@ def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) ->
 
 
 @click.group(
-    cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": own_option}
+    cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": canonical_option}
 )
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="The version."
@@ -234,11 +236,11 @@ def _name_numbers(command: click.Command) -> None:
             _name_numbers(subcommand)
 
 
-def _takes(command: click.Command, option: str) -> bool:
+def _has_option(command: click.Command, option: str) -> bool:
     """Return whether the command has the option; a short one may carry its value."""
     names = {name for param in command.params if isinstance(param, click.Option) for name in param.opts}
     if option.startswith("--"):
-        return f"--{own_option(option[2:])}" in names
+        return f"--{canonical_option(option[2:])}" in names
     return option[:2] in names
 
 
@@ -261,10 +263,10 @@ def run_command_line() -> int:
         click.echo(error.format_message())
         return 2
     except click.UsageError as error:
-        _complain(*_usage_lines(error))
+        _complain(*usage_error(error))
         return error.exit_code
     except click.ClickException as error:
-        _complain(_click_text(error), None)
+        _complain(click_text(error), None)
         return error.exit_code
     except HeadraceError as error:
         _debug_traceback()
@@ -298,65 +300,6 @@ def _hint_to_install(error: ModuleNotFoundError) -> str:
     from headrace.app.versions import own_source  # here: few errors need it
 
     return f"reinstall headrace: {sys.executable} -m pip install --force-reinstall {own_source()}"
-
-
-def _usage_lines(error: click.UsageError) -> tuple[str, str]:
-    """Return the message and the hint for a wrong command line."""
-    command = PROGRAM
-    if error.ctx is not None:
-        command = error.ctx.command_path
-    if isinstance(error, click.NoSuchOption):
-        hint = instead_of(error.option_name, command)
-        if hint:
-            return f"no such option '{error.option_name}'", hint
-    if isinstance(error, click.BadParameter) and error.param is not None:
-        hint = instead_of_value(error.param.opts[-1], command)
-        if hint:
-            return _click_text(error), hint
-    word = getattr(error, "command_name", None)  # of click.NoSuchCommand, which older versions do not have
-    if isinstance(word, str) and error.ctx is not None and isinstance(error.ctx.command, click.Group):
-        near = meant_in(word, error.ctx.command.commands)
-        if near:
-            return f"no such command {word!r:.80}", f"did you mean {command} {near}?"
-    if not isinstance(word, str):
-        extra = _EXTRA_ARGUMENT.search(error.message)
-        word = extra and extra[1]
-    if isinstance(word, str) and error.ctx is not None and _names_model(word, error.ctx):
-        return _click_text(error), f"a model goes after -m: {command} -m {word}"
-    return _click_text(error), f"`{command} --help` shows the options"
-
-
-def _names_model(word: str, ctx: click.Context) -> bool:
-    """Return whether a command takes a model as an option, and a word is one by its looks or its name."""
-    option = next((param for param in ctx.command.params if "-m" in param.opts), None)
-    if option is None or ("/" in word and ctx.command.name == "batch"):  # there it is the file of results
-        return False
-    from headrace.models.registry.catalog import respelled  # late: reads the catalog
-
-    known = respelled(word) is not None or word in completion.installed_names(ctx, option, word)
-    return known or _looks_like_model(word)
-
-
-def _looks_like_model(word: str) -> bool:
-    """Return whether a word is the name of a .gguf file, a model's folder, or like a hub id and no file's name."""
-    from headrace.models.registry.hub_id import parse_hub_id
-    from headrace.models.registry.source import path_exists
-
-    if word.lower().endswith(".gguf") or ("/" in word and path_exists(f"{word}/config.json")):
-        return True
-    if word.count("/") != 1 or word.lower().endswith(_DOCUMENTS) or path_exists(word):
-        return False
-    try:
-        parse_hub_id(word)
-    except HeadraceError:
-        return False
-    return True
-
-
-def _click_text(error: click.ClickException) -> str:
-    """Return click's message in the form of headrace's: no capital, no full stop."""
-    text = " ".join(error.format_message().split()).removesuffix(".")
-    return text[:1].lower() + text[1:]
 
 
 def _one_line(message: str) -> str:
