@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from headrace.app.sessions.store import SessionStore
 
 
-class ChatOptions(Struct, frozen=True, kw_only=True):
-    """The options of `headrace chat`, named as click names them."""
+class ChatArguments(Struct, frozen=True, kw_only=True):
+    """Arguments of `headrace chat`, named as click names them; help texts explain them. None: not given."""
 
     model: str | None
     resume: str | None
@@ -64,7 +64,7 @@ class ChatOptions(Struct, frozen=True, kw_only=True):
 
     @property
     def sampling(self) -> dict[str, object]:
-        """The options that are kept with the session, as it stores them. Raises UsageError that names the flag."""
+        """The answer options that the session keeps, as it stores them. Raises UsageError that names the flag."""
         names = ("temperature", "seed", "speculate", "thinking")
         return read_options({name: getattr(self, name) for name in names}).stored()
 
@@ -95,8 +95,8 @@ class ChatOptions(Struct, frozen=True, kw_only=True):
 @click.option("--plain", is_flag=True, help="Line by line: no redraw, no cursor movement [with TERM=dumb].")
 @click.option("--inline", is_flag=True, help="Line by line, answers as rendered Markdown in the scrollback.")
 @load_arguments
-@as_object(ChatOptions)
-def chat(given: ChatOptions) -> int:
+@as_object(ChatArguments)
+def chat(arguments: ChatArguments) -> int:
     """Chat in the terminal and watch the decode loop.
 
     F1 shows all keys and commands. -s, -t, --seed and --thinking are kept with the session. New sessions start from the
@@ -108,46 +108,48 @@ def chat(given: ChatOptions) -> int:
     from headrace.app.config.settings import load_settings
     from headrace.app.sessions.unsaved import store_for_chat
 
-    if given.plain and given.inline:
+    if arguments.plain and arguments.inline:
         raise UsageError("--plain excludes --inline", "--plain redraws nothing, --inline the end of a growing answer")
-    if given.plain or not os.environ.get("TERM"):
+    if arguments.plain or not os.environ.get("TERM"):
         os.environ["TERM"] = "dumb"  # for progress lines and questions, too
-    _ = given.sampling  # checked first
+    _ = arguments.sampling  # checked first
     settings = load_settings()
-    draft = given.load.chosen_draft(settings, given.speculate)
-    new_engine = _engine_of(given)
-    if given.connect is None:
+    draft = arguments.load.chosen_draft(settings, arguments.speculate)
+    new_engine = _engine_of(arguments)
+    if arguments.connect is None:
         agree_to_copy(draft)
     with store_for_chat() as store:
         try:
-            session = _session(store, given, settings)
+            session = _session(store, arguments, settings)
         except FullDiskError:
             store.go_unsaved()
-            session = _session(store, given, settings)
-        by_line = given.inline or os.environ["TERM"] == "dumb"
+            session = _session(store, arguments, settings)
+        by_line = arguments.inline or os.environ["TERM"] == "dumb"
         if not by_line:
             gc.disable()  # until the first frame, which is a tenth sooner; the app enables it
         from headrace.app.chat.conversation import Conversation
 
-        conversation = Conversation(new_engine(), store, session, given.load.spec(settings, draft))
+        conversation = Conversation(new_engine(), store, session, arguments.load.spec(settings, draft))
         if by_line:
             return _line_chat(conversation, settings)
         return _screen_chat(conversation, settings, new_engine)
 
 
-def _engine_of(given: ChatOptions) -> "Callable[[], ChatEngine]":
+def _engine_of(arguments: ChatArguments) -> "Callable[[], ChatEngine]":
     """Return the maker of engines: on this machine, or on a server. Raises UsageError for an address that is none."""
     from headrace.app.engine.client import EngineClient
 
-    if given.connect is None:
+    if arguments.connect is None:
         return EngineClient
-    if given.load.hosts is not None:
+    if arguments.load.hosts is not None:
         raise UsageError("--connect excludes --hosts", "the server's own --hosts divides its model")
     from headrace.app.engine.http_address import HTTPAddress
     from headrace.app.engine.remote import RemoteEngine
     from headrace.runtime.config import environment
 
-    return partial(RemoteEngine, HTTPAddress(given.connect, given.api_key or environment.api_key()), given.model)
+    return partial(
+        RemoteEngine, HTTPAddress(arguments.connect, arguments.api_key or environment.api_key()), arguments.model
+    )
 
 
 def _line_chat(conversation: "Conversation", settings: "Settings") -> int:
@@ -213,35 +215,35 @@ def _say_end(conversation: "Conversation", *, failed: bool = False) -> None:
         say(line, err=True)
 
 
-def _session(store: "SessionStore", given: ChatOptions, settings: "Settings") -> "Session":
+def _session(store: "SessionStore", arguments: ChatArguments, settings: "Settings") -> "Session":
     """Resume the session asked for, with the model and options given, or create one.
 
     Raises HeadraceError if its model is a .gguf file that is not to be copied.
     """
     from headrace.app.config.settings import chosen_model
 
-    chosen = given.sampling
-    if given.resume is None:
+    chosen = arguments.sampling
+    if arguments.resume is None:
         sampling = {**settings.sampling.stored(), **chosen}
-        model = chosen_model(given.model, settings)
-        if given.connect is None:
+        model = chosen_model(arguments.model, settings)
+        if arguments.connect is None:
             agree_to_copy(model, chat=True)
-        system = given.system
+        system = arguments.system
         if system is None:
             system = settings.chat.system
         return store.create(model=model, system=system, sampling=sampling)
-    session = store.find(given.resume, drafts=True)
+    session = store.find(arguments.resume, drafts=True)
     model = session.model
-    if given.model is not None:
-        model = given.model
-    if given.connect is None:
+    if arguments.model is not None:
+        model = arguments.model
+    if arguments.connect is None:
         agree_to_copy(model, chat=True)
 
     # Only now is the session changed.
-    if given.model is not None:
-        session = store.set_model(session.id, given.model)
-    if given.system is not None:
-        session = store.set_system(session.id, given.system)
+    if arguments.model is not None:
+        session = store.set_model(session.id, arguments.model)
+    if arguments.system is not None:
+        session = store.set_system(session.id, arguments.system)
     if chosen:
         session = store.set_sampling(session.id, {**session.sampling, **chosen})
     return session

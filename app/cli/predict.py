@@ -29,8 +29,8 @@ _memory_option = click.option(
 )
 
 
-class PredictOptions(Struct, frozen=True, kw_only=True):
-    """The options of `headrace predict`, named as click names them.
+class PredictArguments(Struct, frozen=True, kw_only=True):
+    """Arguments of `headrace predict`, named as click names them; help texts explain them.
 
     contexts, users: numbers separated by commas, as typed.
     memory: GB of every machine; None: its own.
@@ -78,31 +78,31 @@ class PredictOptions(Struct, frozen=True, kw_only=True):
     "--prefill", type=click.IntRange(1), default=512, metavar="N", help="Prompt length for --explain and --hosts [512]."
 )
 @json_option
-@as_object(PredictOptions)
-def predict(given: PredictOptions) -> None:
+@as_object(PredictArguments)
+def predict(arguments: PredictArguments) -> None:
     """Predict decode speed, its limit and possible gains, on this machine or other chips."""
-    if given.list_chips:
-        _list_chips(given.as_json)
+    if arguments.list_chips:
+        _list_chips(arguments.as_json)
         return
-    document = _document(given)
-    if given.as_json:
+    document = _document(arguments)
+    if arguments.as_json:
         print_json(document)
         return
     from headrace.app.predict import view
 
-    if given.hosts is not None:
+    if arguments.hosts is not None:
         from headrace.app.predict.hosts_document import show_hosts
 
         show_hosts(document)
-    elif given.users:
+    elif arguments.users:
         view.show_users(document)
-    elif given.explain:
+    elif arguments.explain:
         view.show_explanation(document)
     else:
         view.show_prediction(document)
 
 
-def _document(given: PredictOptions) -> dict[str, object]:
+def _document(arguments: PredictArguments) -> dict[str, object]:
     """Return the document for the options. Raises UsageError, and the errors of `find_shape`."""
     from headrace.app.bench.measure.plan import parse_counts
     from headrace.app.config.settings import chosen_model, load_settings
@@ -110,44 +110,44 @@ def _document(given: PredictOptions) -> dict[str, object]:
     from headrace.app.predict.targets import targets_for
     from headrace.models.registry.find_shape import find_shape
 
-    counts = parse_counts(given.contexts, "--context")
-    if given.hosts is not None or given.link is not None:
-        return _hosts_document(given, counts)
+    counts = parse_counts(arguments.contexts, "--context")
+    if arguments.hosts is not None or arguments.link is not None:
+        return _hosts_document(arguments, counts)
     users = None
-    if given.users is not None:
-        users = _users(given.users, counts, explain=given.explain)
+    if arguments.users is not None:
+        users = _users(arguments.users, counts, explain=arguments.explain)
     settings = load_settings()
-    name, shape = find_shape(chosen_model(given.model, settings))
+    name, shape = find_shape(chosen_model(arguments.model, settings))
     asked = [min(context, shape.context_length - 1) for context in counts]
     targets = []
-    if not given.explain:  # of no machine
-        targets = targets_for(given.chips, given.memory, others=users is None, compute=users is not None)
-    shape = _stored(shape, given.kv or settings.chat.kv, targets, max(asked), max(users or [1]))
+    if not arguments.explain:  # of no machine
+        targets = targets_for(arguments.chips, arguments.memory, others=users is None, compute=users is not None)
+    shape = _stored(shape, arguments.kv or settings.chat.kv, targets, max(asked), max(users or [1]))
     if users is not None:
         return users_prediction(name, shape, targets, users, asked[0])
-    if given.explain:
-        return explanation(name, shape, past=asked[-1], prefill=given.prefill)
+    if arguments.explain:
+        return explanation(name, shape, past=asked[-1], prefill=arguments.prefill)
     return prediction(name, shape, targets, list(dict.fromkeys(asked)))
 
 
-def _hosts_document(given: PredictOptions, contexts: Sequence[int]) -> dict[str, object]:
+def _hosts_document(arguments: PredictArguments, contexts: Sequence[int]) -> dict[str, object]:
     """Return the document of `--hosts`. Raises UsageError, and the errors of `find_shape`."""
     from headrace.app.config.settings import chosen_model, load_settings
     from headrace.app.predict.chip_names import machine_targets
     from headrace.app.predict.hosts_document import hosts_prediction, links_between
     from headrace.models.registry.find_shape import find_shape
 
-    if given.hosts is None:
+    if arguments.hosts is None:
         raise UsageError("--link needs --hosts")
-    if given.chips or given.users or given.explain or len(contexts) > 1:
+    if arguments.chips or arguments.users or arguments.explain or len(contexts) > 1:
         raise UsageError("--hosts needs one --context, and excludes --chip, --users and --explain")
-    targets = machine_targets(given.hosts, given.memory)
-    over = links_between(targets, given.link)
+    targets = machine_targets(arguments.hosts, arguments.memory)
+    over = links_between(targets, arguments.link)
     settings = load_settings()
-    name, shape = find_shape(chosen_model(given.model, settings))
+    name, shape = find_shape(chosen_model(arguments.model, settings))
     context = min(contexts[0], shape.context_length - 1)
-    shape = _stored(shape, given.kv or settings.chat.kv, [], context, 1)
-    return hosts_prediction(name, shape, targets, over, context, given.prefill)
+    shape = _stored(shape, arguments.kv or settings.chat.kv, [], context, 1)
+    return hosts_prediction(name, shape, targets, over, context, arguments.prefill)
 
 
 def _stored(

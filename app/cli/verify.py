@@ -50,7 +50,7 @@ class VerifyArguments(Struct, frozen=True):
 @hosts_options
 @load_arguments
 @as_object(VerifyArguments)
-def verify(given: VerifyArguments) -> int:
+def verify(arguments: VerifyArguments) -> int:
     """Check that an answer is the same alone and in a batch, for any prompt chunks or threads.
 
     Exit code 1 if an answer differs.
@@ -62,10 +62,10 @@ def verify(given: VerifyArguments) -> int:
     from headrace.app.verify.verify import verify as run_checks
 
     settings = load_settings()
-    hosts = given.load.hosts
-    resolved = resolved_model(chosen_model(given.model, settings), quiet=given.as_json)
+    hosts = arguments.load.hosts
+    resolved = resolved_model(chosen_model(arguments.model, settings), quiet=arguments.as_json)
     # Without the settings' context, which may be shorter than the checks need.
-    spec = replace(given.load.spec(settings), context=None, hosts=None)
+    spec = replace(arguments.load.spec(settings), context=None, hosts=None)
     loaded = load_noted(resolved, replace(spec, hosts=hosts))
     alone = None
     if hosts is not None:  # several machines are compared with this one alone, if the model fits here
@@ -73,8 +73,8 @@ def verify(given: VerifyArguments) -> int:
             alone = load_noted(resolved, spec)
         except NotEnoughMemoryError as error:
             say(f"not compared with this machine alone: {error}", err=True)
-    document = run_checks(loaded, VerifyPlan(given.tokens, given.sequences, given.seed), alone)
-    if given.as_json:
+    document = run_checks(loaded, VerifyPlan(arguments.tokens, arguments.sequences, arguments.seed), alone)
+    if arguments.as_json:
         print_json(document)
     else:
         show(document)

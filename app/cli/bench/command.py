@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from headrace.app.cli.awake import keep_awake
-from headrace.app.cli.bench.options import BenchOptions, bench_options, chosen_peers, typed_options
+from headrace.app.cli.bench.options import BenchArguments, bench_options, chosen_peers, typed_options
 from headrace.app.cli.completion import files
 from headrace.app.cli.load_for_answers import install_file
 from headrace.app.cli.model_options import json_option
@@ -50,42 +50,42 @@ def bench(ctx: click.Context, /, **options: Any) -> int:
     if ctx.invoked_subcommand is not None:
         return 0
     keep_awake()
-    given = BenchOptions(**options)
-    if given.as_json:
+    arguments = BenchArguments(**options)
+    if arguments.as_json:
         # Before the work, all that the document names: a path may be no UTF-8.
-        hosts = given.hosts and given.hosts.hosts
-        text = given.text and given.text.name
-        checked_json([given.models, given.against, given.draft, given.llama_model, hosts, text])
-    others = given.quality or given.peers or given.profile or given.threads or len(given.models) > 1
-    several_formats = given.kv is not None and "," in given.kv
-    if given.hosts is not None and (others or several_formats):
+        hosts = arguments.hosts and arguments.hosts.hosts
+        text = arguments.text and arguments.text.name
+        checked_json([arguments.models, arguments.against, arguments.draft, arguments.llama_model, hosts, text])
+    others = arguments.quality or arguments.peers or arguments.profile or arguments.threads or len(arguments.models) > 1
+    several_formats = arguments.kv is not None and "," in arguments.kv
+    if arguments.hosts is not None and (others or several_formats):
         raise UsageError(
             "--hosts measures one model of headrace alone",
             "leave out --quality, --vs, --profile, other models and K/V formats, and --threads for HEADRACE_THREADS",
         )
-    if given.quality:
-        return _measure_quality(ctx, given)
-    if str(given.report) in ("mac", "machine"):
+    if arguments.quality:
+        return _measure_quality(ctx, arguments)
+    if str(arguments.report) in ("mac", "machine"):
         from headrace.app.cli.bench.machine import bench_machine
 
-        return bench_machine(ctx, given)
-    _check_modes(ctx, given)
-    return _measure(given)
+        return bench_machine(ctx, arguments)
+    _check_modes(ctx, arguments)
+    return _measure(arguments)
 
 
-def _check_modes(ctx: click.Context, given: BenchOptions) -> None:
+def _check_modes(ctx: click.Context, arguments: BenchArguments) -> None:
     """Raise UsageError for options that belong to --quality or --speculate, or do not go with it."""
-    if given.against or given.text:
+    if arguments.against or arguments.text:
         raise UsageError("--against and --text go with --quality")
-    if given.speculate:
+    if arguments.speculate:
         typed = typed_options(ctx)
         for name, flag in _LENGTHS.items():
             if name in typed:
                 raise UsageError(f"--speculate measures workloads of fixed lengths: leave {flag} out")
         return
-    if given.workloads:
+    if arguments.workloads:
         raise UsageError("--workload needs --speculate")
-    if given.draft is not None:
+    if arguments.draft is not None:
         raise UsageError("--draft needs --speculate")
 
 
@@ -111,83 +111,83 @@ def compare(a: Path, b: Path, as_json: bool) -> int:
     return 1 if any(row.verdict == "slower" for row in comparison.tests) else 0
 
 
-def _measure(given: BenchOptions) -> int:
+def _measure(arguments: BenchArguments) -> int:
     """Run the benchmark, print and report it; return the exit code."""
     from headrace.app.bench.measure.run import run
     from headrace.app.bench.show.live import live_view
 
-    options = _run_options(given)
-    if given.report is not None:
+    options = _run_options(arguments)
+    if arguments.report is not None:
         from headrace.app.bench.show.html_report import check_report_path
 
-        check_report_path(given.report)
+        check_report_path(arguments.report)
     for model in (*options.models, options.draft):
         install_file(model)
     with live_view() as show:
         document = run(options, show)
-    _print_run(document, given.chosen_form)
-    if given.report is not None:
-        _write_report(document, given.report)
+    _print_run(document, arguments.chosen_form)
+    if arguments.report is not None:
+        _write_report(document, arguments.report)
     if document.interrupted:
         return INTERRUPTED
     _require_peers(document, [peer.engine for peer in options.peers])
     return 1 if document.identity is not None and document.identity.broken else 0
 
 
-def _run_options(given: BenchOptions) -> "MeasureOptions":
+def _run_options(arguments: BenchArguments) -> "MeasureOptions":
     """Check the options and plan the run. Raises UsageError."""
     from headrace.app.bench.measure.kv_formats import check_formats
     from headrace.app.bench.measure.run import MeasureOptions
     from headrace.app.config.settings import chosen_model, load_settings
 
-    tests = _tests(given)
+    tests = _tests(arguments)
     settings = load_settings()
-    formats = list(dict.fromkeys(name.strip() for name in (given.kv or settings.chat.kv).split(",")))
-    check_formats(formats, given.peers)
+    formats = list(dict.fromkeys(name.strip() for name in (arguments.kv or settings.chat.kv).split(",")))
+    check_formats(formats, arguments.peers)
     return MeasureOptions(
-        models=given.models or (chosen_model(None, settings),),
+        models=arguments.models or (chosen_model(None, settings),),
         tests=tests,
-        rounds=given.repetitions,
-        threads=given.threads,
-        peer_threads=given.peer_threads,
-        force=given.force,
-        profile=given.profile,
-        peers=chosen_peers(given, formats[0]),
+        rounds=arguments.repetitions,
+        threads=arguments.threads,
+        peer_threads=arguments.peer_threads,
+        force=arguments.force,
+        profile=arguments.profile,
+        peers=chosen_peers(arguments, formats[0]),
         kv=formats,
-        activations=given.activations or settings.chat.activations,
-        draft=given.draft,
-        hosts=given.hosts,
+        activations=arguments.activations or settings.chat.activations,
+        draft=arguments.draft,
+        hosts=arguments.hosts,
     )
 
 
-def _tests(given: BenchOptions) -> "list[Test]":
+def _tests(arguments: BenchArguments) -> "list[Test]":
     from headrace.app.bench.measure.plan import parse_counts, plan, plan_speculation
     from headrace.app.bench.measure.workloads import chosen_workloads
 
-    batches = parse_counts(given.batches, "--batch")
-    arrivals = parse_counts(given.arrivals, "--arrivals")
-    _check_peers(given, batches, arrivals)
-    if given.speculate:
-        return plan_speculation(chosen_workloads(given.workloads), batches)
+    batches = parse_counts(arguments.batches, "--batch")
+    arrivals = parse_counts(arguments.arrivals, "--arrivals")
+    _check_peers(arguments, batches, arrivals)
+    if arguments.speculate:
+        return plan_speculation(chosen_workloads(arguments.workloads), batches)
     return plan(
-        parse_counts(given.prompts, "-p"),
-        parse_counts(given.generates, "-n"),
-        parse_counts(given.depths, "-d"),
-        combined=given.combined,
+        parse_counts(arguments.prompts, "-p"),
+        parse_counts(arguments.generates, "-n"),
+        parse_counts(arguments.depths, "-d"),
+        combined=arguments.combined,
         batches=batches,
         arrivals=arrivals,
     )
 
 
-def _check_peers(given: BenchOptions, batches: Sequence[int], arrivals: Sequence[int]) -> None:
+def _check_peers(arguments: BenchArguments, batches: Sequence[int], arrivals: Sequence[int]) -> None:
     """Raise UsageError for tests that a peer cannot run."""
-    if not given.peers:
+    if not arguments.peers:
         return
     if any(arrivals):
         raise UsageError("--arrivals is measured with headrace alone: leave --vs out")
-    no_python = "llama.cpp" in given.peers and given.llama_python is None
-    if given.speculate:
-        if "mlx-lm" in given.peers:
+    no_python = "llama.cpp" in arguments.peers and arguments.llama_python is None
+    if arguments.speculate:
+        if "mlx-lm" in arguments.peers:
             raise UsageError("mlx-lm has no prompt lookup decoding: --speculate needs --vs llama.cpp")
         if no_python:
             raise UsageError("llama-bench has no prompt lookup decoding", "--llama-python PYTHON has it")
@@ -235,7 +235,7 @@ def _print(
         say(markdown(document))
 
 
-def _measure_quality(ctx: click.Context, given: BenchOptions) -> int:
+def _measure_quality(ctx: click.Context, arguments: BenchArguments) -> int:
     """Compare logits under K/V formats and other weights with a reference; return the exit code.
 
     Ctrl-C prints the finished conditions. Raises UsageError for options of speed measurements.
@@ -250,36 +250,36 @@ def _measure_quality(ctx: click.Context, given: BenchOptions) -> int:
     others = [typed[name] for name in sorted(typed.keys() - _WITH_QUALITY)]
     if others:
         raise UsageError(f"--quality measures no speed: leave out {', '.join(others)}")
-    if len(given.models) > 1:
+    if len(arguments.models) > 1:
         raise UsageError("--quality takes one model with -m", "--against names models to compare with it")
     scored = [SCORED]
     if "generates" in typed:
-        scored = parse_counts(given.generates, "-n")
+        scored = parse_counts(arguments.generates, "-n")
     if len(scored) > 1 or scored[0] < 2:
         raise UsageError("with --quality, -n takes one number of tokens to score, 2 or more")
     depths = None
     if "depths" in typed:
-        depths = parse_counts(given.depths, "-d")
+        depths = parse_counts(arguments.depths, "-d")
     formats = None
-    if given.kv is not None:
-        formats = [name.strip() for name in given.kv.split(",")]
-    model = chosen_model(next(iter(given.models), None), load_settings())
-    for name in (model, *given.against):
+    if arguments.kv is not None:
+        formats = [name.strip() for name in arguments.kv.split(",")]
+    model = chosen_model(next(iter(arguments.models), None), load_settings())
+    for name in (model, *arguments.against):
         install_file(name)
     measured = run(
         QualityOptions(
             model=model,
             kv=formats,
-            coarse=given.activations in ("8", "auto"),
-            against=given.against,
+            coarse=arguments.activations in ("8", "auto"),
+            against=arguments.against,
             depths=depths,
             scored=scored[0],
-            text=given.text,
-            force=given.force,
-            threads=given.threads,
+            text=arguments.text,
+            force=arguments.force,
+            threads=arguments.threads,
         )
     )
-    _print(measured, given.chosen_form, show.show, show.markdown)
+    _print(measured, arguments.chosen_form, show.show, show.markdown)
     return INTERRUPTED if measured.interrupted else 0
 
 

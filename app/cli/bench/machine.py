@@ -21,7 +21,7 @@ from headrace.app.bench.measure.run import MeasureOptions, run
 from headrace.app.bench.show.live import live_view
 from headrace.app.bench.show.machine_report import machine_report
 from headrace.app.chat.download_plan import download_plan
-from headrace.app.cli.bench.options import BenchOptions, chosen_peers, typed_options
+from headrace.app.cli.bench.options import BenchArguments, chosen_peers, typed_options
 from headrace.app.cli.load_for_answers import load_noted, resolved_model
 from headrace.app.cli.say import say
 from headrace.app.config.load_options import ModelSpec
@@ -44,22 +44,22 @@ PROMPT = 512  # tokens
 GENERATE = 128  # tokens
 DEPTHS = (0, 512, 4096)  # tokens in the cache
 ROUNDS = 3  # without -r
-# Parameters of `BenchOptions` that may be given.
+# Parameters of `BenchArguments` that may be given.
 _ACCEPTED = {"models", "repetitions", "report", "force"}
 
 
-def bench_machine(ctx: click.Context, given: BenchOptions) -> int:
+def bench_machine(ctx: click.Context, arguments: BenchArguments) -> int:
     """Measure, write the file and return the exit code. Raises UsageError for options of other benchmarks."""
     others = [flag for name, flag in typed_options(ctx).items() if name not in _ACCEPTED]
     if others:
-        raise UsageError(f"--report {given.report} has fixed tests: leave out {', '.join(others)}")
+        raise UsageError(f"--report {arguments.report} has fixed tests: leave out {', '.join(others)}")
     host = machine()
-    if str(given.report) == "mac" and host.backend != "metal":
+    if str(arguments.report) == "mac" and host.backend != "metal":
         raise UsageError("--report mac needs a Mac's GPU", "`--report machine` measures any machine")
     path = Path(f"measured-{re.sub('[^a-z0-9]+', '-', host.device_name.lower()).strip('-')}.toml")
     check_output(path, "--report")
-    names = given.models or _agreed(_fitting())
-    report = _MachineReport(path, given)
+    names = arguments.models or _agreed(_fitting())
+    report = _MachineReport(path, arguments)
     for name in names:
         report.measure(name, host)
         if report.interrupted:
@@ -80,9 +80,9 @@ class _MachineReport:
     interrupted: Ctrl-C ended a measurement; the caller ends the run.
     """
 
-    def __init__(self, path: Path, given: BenchOptions) -> None:
+    def __init__(self, path: Path, arguments: BenchArguments) -> None:
         self._path = path
-        self._given = given
+        self._arguments = arguments
         self._verification: VerifyDocument | None = None
         self._notes: list[str] = []
         self.documents: list[RunDocument] = []
@@ -91,15 +91,15 @@ class _MachineReport:
 
     def measure(self, name: str, host: Machine) -> None:
         """Measure one model. One that fails is noted."""
-        given = self._given
+        arguments = self._arguments
         if host.backend != "cpu":  # MLX has no fast kernels for CPUs: mlx-lm is compared on GPUs alone
-            given = replace(given, peers=("mlx-lm",))
+            arguments = replace(arguments, peers=("mlx-lm",))
         options = MeasureOptions(
             models=[name],
             tests=plan([PROMPT], [GENERATE], DEPTHS, combined=False, batches=[1], arrivals=[0]),
-            rounds=given.repetitions or ROUNDS,
-            force=given.force,
-            peers=chosen_peers(given, "f16"),
+            rounds=arguments.repetitions or ROUNDS,
+            force=arguments.force,
+            peers=chosen_peers(arguments, "f16"),
         )
         say(f"measuring {name}", err=True)
         try:
@@ -120,7 +120,7 @@ class _MachineReport:
         """Run `headrace verify` on one model."""
         say(f"verifying {name}", err=True)
         try:
-            loaded = load_noted(resolved_model(name, quiet=False), ModelSpec(force=self._given.force))
+            loaded = load_noted(resolved_model(name, quiet=False), ModelSpec(force=self._arguments.force))
             self._verification = verify(loaded, VerifyPlan())
         except KeyboardInterrupt:
             self.interrupted = True

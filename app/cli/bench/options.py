@@ -1,6 +1,6 @@
 """Options of `headrace bench`.
 
-`command.py` turns a `BenchOptions` into the options of a run of speed or quality, and refuses options that do not go
+`command.py` turns a `BenchArguments` into the options of a run of speed or quality, and refuses options that do not go
 together. A new option is a field, and a row of `_OPTIONS` with the field's name.
 
 Guards: tests/app/cli/test_bench.py and test_bench_threads.py.
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 FORMATS = ("table", "md")
 
 
-class BenchOptions(Struct, frozen=True, kw_only=True):
-    """The options of `headrace bench`: a field for each parameter of `_OPTIONS` and of `hosts_options`.
+class BenchArguments(Struct, frozen=True, kw_only=True):
+    """Arguments of `headrace bench`: a field for each parameter of `_OPTIONS` and of `hosts_options`.
 
     The help texts of `_OPTIONS` explain the fields. None stands for the default in brackets there.
     """
@@ -175,22 +175,24 @@ def typed_options(ctx: click.Context) -> dict[str, str]:
     }
 
 
-def chosen_peers(given: BenchOptions, kv: str) -> "list[Peer]":
+def chosen_peers(arguments: BenchArguments, kv: str) -> "list[Peer]":
     """Return the peers of --vs, each once. kv: our K/V format. Raises UsageError for options of others."""
     from headrace.app.bench.measure.peers import Peer
 
-    if given.peer_threads and not given.peers:
+    if arguments.peer_threads and not arguments.peers:
         raise UsageError("--peer-threads needs --vs")
-    if given.llama_python and "llama.cpp" not in given.peers:
+    if arguments.llama_python and "llama.cpp" not in arguments.peers:
         raise UsageError("--llama-python goes with --vs llama.cpp")
-    if given.llama_model and "llama.cpp" not in given.peers:
+    if arguments.llama_model and "llama.cpp" not in arguments.peers:
         raise UsageError("--llama-model goes with --vs llama.cpp")
-    if given.llama_model and not Path(given.llama_model).is_file():
-        raise UsageError(f"{given.llama_model} cannot be read: no such file")
+    if arguments.llama_model and not Path(arguments.llama_model).is_file():
+        raise UsageError(f"{arguments.llama_model} cannot be read: no such file")
     # llama.cpp runs the first model alone.
-    gguf = given.llama_model or next((model for model in given.models[:1] if model.lower().endswith(".gguf")), None)
+    gguf = arguments.llama_model or next(
+        (model for model in arguments.models[:1] if model.lower().endswith(".gguf")), None
+    )
     known = {
         "mlx-lm": Peer("mlx-lm"),
-        "llama.cpp": Peer("llama.cpp", given.llama_python, gguf, kv),
+        "llama.cpp": Peer("llama.cpp", arguments.llama_python, gguf, kv),
     }
-    return [known[name] for name in dict.fromkeys(given.peers)]
+    return [known[name] for name in dict.fromkeys(arguments.peers)]

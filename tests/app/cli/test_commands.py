@@ -140,17 +140,17 @@ def test_options_of_llama_cpp_are_accepted(headrace: Headrace, calls: list[Call]
 
 
 def test_options_of_the_chat_are_stored_in_its_session(tmp_path: Path) -> None:
-    none = dict.fromkeys(chat.ChatOptions.__struct_fields__)
+    none = dict.fromkeys(chat.ChatArguments.__struct_fields__)
     store = SessionStore(tmp_path / "sessions.db")
-    given = chat.ChatOptions(**{**none, "model": "m", "system": "Be brief.", "temperature": 0.5, "seed": 7})
+    given = chat.ChatArguments(**{**none, "model": "m", "system": "Be brief.", "temperature": 0.5, "seed": 7})
     made = chat._session(store, given, Settings())
     assert (made.model, made.system, made.sampling) == ("m", "Be brief.", {"temperature": 0.5, "seed": 7})
     store.add(made.id, None, "user", "hi")
-    again = chat._session(store, chat.ChatOptions(**{**none, "resume": "last", "system": "", "seed": 8}), Settings())
+    again = chat._session(store, chat.ChatArguments(**{**none, "resume": "last", "system": "", "seed": 8}), Settings())
     assert (again.id, again.system, again.sampling) == (made.id, "", {"temperature": 0.5, "seed": 8})
     store.close()
     with pytest.raises(UsageError, match="--temperature"):
-        _ = chat.ChatOptions(**{**none, "temperature": -1.0}).sampling
+        _ = chat.ChatArguments(**{**none, "temperature": -1.0}).sampling
 
 
 def test_a_refused_chat_changes_no_session(headrace: Headrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,11 +170,11 @@ def test_a_refused_chat_changes_no_session(headrace: Headrace, tmp_path: Path, m
 
 def test_a_chat_with_a_server_asks_for_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat, "agree_to_copy", lambda *_, **__: pytest.fail("asked"))
-    none = dict.fromkeys(chat.ChatOptions.__struct_fields__)
+    none = dict.fromkeys(chat.ChatArguments.__struct_fields__)
     with closing(SessionStore(tmp_path / "sessions.db")) as store:
-        made = chat._session(store, chat.ChatOptions(**{**none, "connect": "http://server"}), Settings())
+        made = chat._session(store, chat.ChatArguments(**{**none, "connect": "http://server"}), Settings())
         store.add(made.id, None, "user", "hi")
-        again = chat.ChatOptions(**{**none, "connect": "http://server", "resume": "last"})
+        again = chat.ChatArguments(**{**none, "connect": "http://server", "resume": "last"})
         assert chat._session(store, again, Settings()).id == made.id
 
 
