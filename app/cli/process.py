@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 _INTERRUPTED = 128 + signal.SIGINT  # `runtime.errors.INTERRUPTED`, which is not imported yet
-_SOON_S = 0.002  # until an exit that a finalizer swallowed is raised again, in the main thread's next instructions
+_RAISE_AGAIN_S = 0.002  # until an exit that a finalizer swallowed is raised again, in the main thread
 _PATIENCE_S = 2.0  # for threads that do not stop
 
 
@@ -26,7 +26,7 @@ def run_process() -> None:
     _let_signals_wait_for_extensions()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
-            signal.signal(number, _leave)
+            signal.signal(number, _exit_by_signal)
     try:
         code = _run()
     except SystemExit as end:
@@ -34,12 +34,15 @@ def run_process() -> None:
     except KeyboardInterrupt:
         pass
     finally:
-        _end_soon(code)
+        _bound_interpreter_end(code)
     sys.exit(code)
 
 
-def _end_soon(code: int) -> None:
-    """Bound the interpreter's own end, which waits for threads, if a signal asked for it."""
+def _bound_interpreter_end(code: int) -> None:
+    """Exit at once for Ctrl-C from here on, and after _PATIENCE_S if a signal ended the command.
+
+    The interpreter's own end waits for threads, which may be in a long call.
+    """
 
     def leave(_number: int, _frame: FrameType | None) -> None:
         os._exit(code)
@@ -62,9 +65,9 @@ def _let_signals_wait_for_extensions() -> None:
 
 
 def _uninterrupted(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a call after which the handlers run of the signals that came during it."""
+    """Return the call with signals held back: their handlers run after it."""
 
-    def patient(*arguments: Any) -> Any:
+    def delaying_signals(*arguments: Any) -> Any:
         if threading.current_thread() is not threading.main_thread():  # no handler runs there
             return call(*arguments)
         received: list[int] = []
@@ -82,11 +85,12 @@ def _uninterrupted(call: Callable[..., Any]) -> Callable[..., Any]:
             for came in received:
                 signal.raise_signal(came)
 
-    return patient
+    return delaying_signals
 
 
 def _run() -> int:
-    # All imports are inside the signal handlers, since they take a while.
+    """Prepare the streams, run the command line and return its exit code."""
+    # Imported here, where the signal handlers are set: these imports take a while.
     from headrace.app.cli.standard_streams import prepare_streams
     from headrace.runtime.machine.garbage import importing
 
@@ -97,7 +101,8 @@ def _run() -> int:
     return run_command_line()
 
 
-def _leave(number: int, _frame: FrameType | None) -> None:
+def _exit_by_signal(number: int, _frame: FrameType | None) -> None:
+    """Unwind the stack, and exit with the code of a shell for this signal."""
     signal.signal(number, signal.SIG_IGN)  # a second signal would interrupt the cleanup
     sys.exit(128 + number)
 
@@ -123,4 +128,4 @@ def _swallowed(unraisable: "sys.UnraisableHookArgs") -> None:
         raise end
 
     signal.signal(signal.SIGALRM, again)
-    signal.setitimer(signal.ITIMER_REAL, _SOON_S)
+    signal.setitimer(signal.ITIMER_REAL, _RAISE_AGAIN_S)
