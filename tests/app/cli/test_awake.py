@@ -15,7 +15,7 @@ from headrace.app.cli import awake
 def test_a_mac_is_kept_awake_until_the_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(subprocess, "Popen", lambda command, **_: started.append(command))
-    monkeypatch.setattr(awake, "_running", [])
+    monkeypatch.setattr(awake, "_processes", [])
     monkeypatch.setattr(sys, "platform", "linux")
     awake.keep_awake()
     assert not started
