@@ -115,14 +115,14 @@ def _document(arguments: PredictArguments) -> dict[str, object]:
         return _hosts_document(arguments, counts)
     users = None
     if arguments.users is not None:
-        users = _users(arguments.users, counts, explain=arguments.explain)
+        users = _parse_users(arguments.users, counts, explain=arguments.explain)
     settings = load_settings()
     name, shape = find_shape(chosen_model(arguments.model, settings))
     asked = [min(context, shape.context_length - 1) for context in counts]
     targets = []
     if not arguments.explain:  # of no machine
         targets = targets_for(arguments.chips, arguments.memory, others=users is None, compute=users is not None)
-    shape = _stored(shape, arguments.kv or settings.chat.kv, targets, max(asked), max(users or [1]))
+    shape = _with_kv(shape, arguments.kv or settings.chat.kv, targets, max(asked), max(users or [1]))
     if users is not None:
         return users_prediction(name, shape, targets, users, asked[0])
     if arguments.explain:
@@ -146,11 +146,11 @@ def _hosts_document(arguments: PredictArguments, contexts: Sequence[int]) -> dic
     settings = load_settings()
     name, shape = find_shape(chosen_model(arguments.model, settings))
     context = min(contexts[0], shape.context_length - 1)
-    shape = _stored(shape, arguments.kv or settings.chat.kv, [], context, 1)
+    shape = _with_kv(shape, arguments.kv or settings.chat.kv, [], context, 1)
     return hosts_prediction(name, shape, targets, over, context, arguments.prefill)
 
 
-def _stored(
+def _with_kv(
     shape: "StepShape", kv: str, targets: "Sequence[TargetMachine]", context: int, sequences: int
 ) -> "StepShape":
     """Return the shape with K/V in another format. Raises UsageError for one that the model cannot have.
@@ -162,19 +162,17 @@ def _stored(
     from headrace.runtime.ops.kv_format import FLOAT16, kv_format
 
     if kv != "auto":
-        known = kv_format(kv)
-        if (stored := next((kind for kind in shape.kv_formats if kind.name == kv), None)) is None:
-            raise UsageError(
-                f"--kv {known.name}: not possible for this model",
-                f"use one of {', '.join(kind.name for kind in shape.kv_formats)}",
-            )
-        return shape.with_kv(stored)
+        known = kv_format(kv)  # raises for an unknown name
+        possible = {kind.name: kind for kind in shape.kv_formats}
+        if known.name not in possible:
+            raise UsageError(f"--kv {known.name}: not possible for this model", f"use one of {', '.join(possible)}")
+        return shape.with_kv(possible[known.name])
     if not targets:
         return shape.with_kv(FLOAT16)
     return shape.with_kv(fitting_kv(shape, targets[0], context, sequences))
 
 
-def _users(users: str, contexts: Sequence[int], *, explain: bool) -> list[int]:
+def _parse_users(users: str, contexts: Sequence[int], *, explain: bool) -> list[int]:
     """Return the distinct numbers of users. Raises UsageError."""
     from headrace.app.bench.measure.plan import parse_counts
 
