@@ -1,4 +1,4 @@
-"""The conversation of a `headrace run`: a new or a stored one, stored where asked for.
+"""The conversation of one `headrace run`: a new or a stored one, and its storage if asked for.
 
 Nothing is stored before the model begins to work. An answer is stored as it grows; a store that fails meanwhile (a full
 disk) raises at the end, after the answer.
@@ -118,10 +118,10 @@ class RunSession:
         try:
             for part in parts:
                 if turn is None:
-                    store = self._store_question()
+                    store, question = self._store_question()
                     system = self.record.system
                     used = self.options.resolved(recommended_options(model.generation_defaults)).stored()
-                    turn = Turn(store, self._question, model=model.name, system=system, sampling=used)
+                    turn = Turn(store, question, model=model.name, system=system, sampling=used)
                 yield part
                 if isinstance(part, TextChunk | Completed):
                     outbox.add(part)
@@ -141,8 +141,8 @@ class RunSession:
         if self._store is not None:
             self._store.close()
 
-    def _store_question(self) -> "SessionStore":
-        """Store the session, if it is new, and the message that is answered."""
+    def _store_question(self) -> "tuple[SessionStore, Message]":
+        """Store the session, if it is new, and the message that is answered. Return the store and the message."""
         store = self._store
         session = self.record
         assert store is not None
@@ -155,8 +155,8 @@ class RunSession:
         parent = None
         if self.branch:
             parent = self.branch[-1].id
-        self._question = store.add(session.id, parent, "user", self._content, attachments=self._attachments)
-        return store
+        question = store.add(session.id, parent, "user", self._content, attachments=self._attachments)
+        return store, question
 
 
 def _store() -> "SessionStore":
