@@ -113,7 +113,7 @@ def batch(arguments: BatchArguments) -> int:
     from headrace.app.batch.parse import parse_lines, read_lines
     from headrace.app.batch.run_batch import Tally
     from headrace.app.cli.interrupts import first_interrupt_cancels
-    from headrace.app.cli.load_for_answers import load_noted, resolved_model
+    from headrace.app.cli.load_for_answers import load_with_notes, resolved_model
     from headrace.app.config.settings import chosen_model, load_settings
     from headrace.runtime.engine.request import CancelFlag
 
@@ -136,7 +136,7 @@ def batch(arguments: BatchArguments) -> int:
         remaining = [line for line in lines if file is None or line.digest not in file.answered]
         tally = Tally(total=len(lines), kept=len(lines) - len(remaining))
         if remaining:
-            loaded = load_noted(resolved, spec, quiet=arguments.quiet)
+            loaded = load_with_notes(resolved, spec, quiet=arguments.quiet)
             draft_network = load_draft(draft, loaded, quiet=arguments.quiet)
             _raise_known_damage(resolved)
             stack.enter_context(first_interrupt_cancels(cancel))
@@ -178,11 +178,11 @@ def _defaults(
         raw=arguments.raw,
         model=resolved.name,
         names=names,
-        identity=f"{resolved.origin}, context {context}, files {_files(resolved)}",
+        identity=f"{resolved.origin}, context {context}, files {_files_identity(resolved)}",
     )
 
 
-def _files(model: "ResolvedModel") -> str:
+def _files_identity(model: "ResolvedModel") -> str:
     """Return the identity of the model's files and of its adapter's: a model may be retrained under its name."""
     from headrace.models.checkpoint.gguf_link import file_facts
     from headrace.models.registry.checksums import files_identity

@@ -112,7 +112,7 @@ def chat(arguments: ChatArguments) -> int:
         raise UsageError("--plain excludes --inline", "--plain redraws nothing, --inline the end of a growing answer")
     if arguments.plain or not os.environ.get("TERM"):
         os.environ["TERM"] = "dumb"  # for progress lines and questions, too
-    _ = arguments.sampling  # checked first
+    _ = arguments.sampling  # raises for a wrong value before the sessions are opened
     settings = load_settings()
     draft = arguments.load.chosen_draft(settings, arguments.speculate)
     new_engine = _engine_of(arguments)
@@ -168,7 +168,7 @@ def _line_chat(conversation: "Conversation", settings: "Settings") -> int:
             chat.run()
         finally:
             chat.close()
-    _say_end(chat.conversation)
+    _print_end(chat.conversation)
     return 0
 
 
@@ -189,7 +189,7 @@ def _screen_chat(conversation: "Conversation", settings: "Settings", new_engine:
         app.run(mouse=settings.screen.mouse)
     finally:
         app.state.close()
-    _say_end(app.state.conversation, failed=app.state.store_error is not None or app.crash is not None)
+    _print_end(app.state.conversation, failed=app.state.store_error is not None or app.crash is not None)
     if app.state.store_error is not None:
         raise app.state.store_error
     if app.crash is not None:
@@ -198,7 +198,7 @@ def _screen_chat(conversation: "Conversation", settings: "Settings", new_engine:
     return app.return_code or 0
 
 
-def _say_end(conversation: "Conversation", *, failed: bool = False) -> None:
+def _print_end(conversation: "Conversation", *, failed: bool = False) -> None:
     """Print the command that continues the conversation, or that nothing is saved.
 
     Messages that were kept in memory on a full disk are written now, if there is room again.

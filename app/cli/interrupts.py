@@ -1,8 +1,8 @@
 """Ctrl-C during an answer: the first cancels it, a second one interrupts the program.
 
-`run` and `batch` answer within this block. The handler sets a flag, which the engine reads between steps and between
-prefill chunks, so that the partial answer is kept. The flag is that of one request, or of all requests of a batch or of
-several samples. The previous handler, which is put back, takes the second Ctrl-C.
+The handler sets a flag, which the engine reads between steps and between prefill chunks, so that the partial answer is
+kept. A flag belongs to one request, or to all requests of a batch. The previous handler, which is put back by the first
+Ctrl-C, takes the second.
 
 Guard: tests/app/cli/test_run.py.
 """

@@ -1,9 +1,10 @@
-"""Models for commands that answer: found, copied or fetched with progress drawn, loaded, and their files checked.
+"""Find, fetch and load a command's models, with progress drawn on standard error.
 
-`run`, `batch`, `verify` and others call `resolved_model`, then `load_noted`, and for a draft `load_draft`. Commands
-that resolve their models elsewhere (`bench`, `quantize`, `serve`) call `install_file` before, so that a header is read
-once. `chat`, whose first frame comes before its model, calls `agree_to_copy`. The copy that some .gguf files need in
-the store is announced with its size, and asked for on a terminal.
+A command calls `resolved_model`, then `load_with_notes`, and `load_draft` for a draft model. A command whose model is
+resolved elsewhere, such as in the engine's process, calls `install_file` before, so that a header is read once. `chat`
+calls `agree_to_copy` alone: its first frame comes before its model.
+
+Some .gguf files need a copy in the store. It is announced with its size, and asked for on a terminal.
 
 Guard: tests/app/cli/test_models.py.
 """
@@ -119,7 +120,7 @@ def resolved_model(model: str | None, *, quiet: bool, chat: bool = False) -> "Re
         return resolve(model, progress=progress, opened=opened)
 
 
-def load_noted(resolved: "ResolvedModel", spec: "ModelSpec", *, quiet: bool = False) -> "LoadedModel":
+def load_with_notes(resolved: "ResolvedModel", spec: "ModelSpec", *, quiet: bool = False) -> "LoadedModel":
     """Load the model, and print its notes on standard error. Raises the errors of `load_model`.
 
     Most models load in seconds: a log has no line about those.

@@ -25,7 +25,7 @@ def paths(as_json: bool, write_settings: bool) -> None:
     if write_settings:
         outcome = "written" if write_default() else "exists already"
         click.echo(f"{settings_path()} {outcome}", err=True)
-    places = {
+    locations = {
         "settings": settings_path(),
         "presets": presets_path(),
         "sessions": database_path(),
@@ -35,9 +35,9 @@ def paths(as_json: bool, write_settings: bool) -> None:
         "engine log": log_path(),
     }
     if as_json:
-        print_json({name.replace(" ", "_"): str(path) for name, path in places.items()})
+        print_json({name.replace(" ", "_"): str(path) for name, path in locations.items()})
         return
-    for name, path in places.items():
+    for name, path in locations.items():
         note = ""
         if not path.exists():
             note = "  (not created yet)"

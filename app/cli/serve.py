@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from headrace.app.server.guard import Rules
 
 PORT = 8080
-MAX_WAITING = 64
-GRACE_S = 30.0
-_PARENT_S = 0.5  # between two looks at the parent
+MAX_WAITING = 64  # requests
+GRACE_S = 30.0  # for running answers at SIGTERM
+_PARENT_S = 0.5  # between two checks of the parent
 
 
 class ServeArguments(Struct, frozen=True):
@@ -89,7 +89,7 @@ class ServeArguments(Struct, frozen=True):
 @click.option(
     "--models",
     metavar="NAME,...",
-    callback=lambda _ctx, _param, value: _names(value),
+    callback=lambda _ctx, _param, value: _split_names(value),
     help="Installed models that requests may name [all].",
 )
 @click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on [127.0.0.1].")
@@ -197,11 +197,12 @@ def _announce(url: str, progress: "StageProgress", first_pass: "FirstPassLog", e
         say(f"headrace: {one_line(event.message, hint)}", err=True)
 
 
-def _names(value: str | None) -> tuple[str, ...] | None:
+def _split_names(value: str | None) -> tuple[str, ...] | None:
     """Return the names of a list with commas; None without a list."""
     if value is None:
         return None
-    return tuple(name for part in value.split(",") if (name := part.strip()))
+    names = [part.strip() for part in value.split(",")]
+    return tuple(name for name in names if name)
 
 
 def _end_with(parent: int) -> None:

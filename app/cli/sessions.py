@@ -172,7 +172,7 @@ def doctor(output: Path | None, as_json: bool) -> None:
     else:
         for line in _damage_lines(examination):
             click.echo(line)
-        summary = _readable(examination)
+        summary = _summary(examination)
         if output is not None:
             summary += f"; everything readable is in {output}"
         click.echo(summary)
@@ -214,7 +214,8 @@ def _damaged_messages(examination: Examination) -> list[tuple[str, Message]]:
     ]
 
 
-def _readable(examination: Examination) -> str:
+def _summary(examination: Examination) -> str:
+    """Return the number of readable conversations and messages, in words."""
     conversations = len(examination.sessions)
     messages = sum(len(readable.messages) for readable in examination.sessions)
     return f"{counted(conversations, 'conversation')} with {counted(messages, 'message')}"

@@ -1,4 +1,6 @@
-"""`headrace top`: the decode view of a running server, in `app/tui/top.py`, fed by `app.engine.telemetry_reader`.
+"""`headrace top`: the decode view of a running server.
+
+The view is `app/tui/top.py`; `app/engine/telemetry_reader.py` reads the server's events for it.
 
 Guard: tests/app/cli/test_commands.py.
 """

@@ -55,7 +55,7 @@ def verify(arguments: VerifyArguments) -> int:
 
     Exit code 1 if an answer differs.
     """
-    from headrace.app.cli.load_for_answers import load_noted, resolved_model
+    from headrace.app.cli.load_for_answers import load_with_notes, resolved_model
     from headrace.app.config.settings import chosen_model, load_settings
     from headrace.app.verify.checks import VerifyPlan
     from headrace.app.verify.verify import show
@@ -66,11 +66,11 @@ def verify(arguments: VerifyArguments) -> int:
     resolved = resolved_model(chosen_model(arguments.model, settings), quiet=arguments.as_json)
     # Without the settings' context, which may be shorter than the checks need.
     spec = replace(arguments.load.spec(settings), context=None, hosts=None)
-    loaded = load_noted(resolved, replace(spec, hosts=hosts))
+    loaded = load_with_notes(resolved, replace(spec, hosts=hosts))
     alone = None
     if hosts is not None:  # several machines are compared with this one alone, if the model fits here
         try:
-            alone = load_noted(resolved, spec)
+            alone = load_with_notes(resolved, spec)
         except NotEnoughMemoryError as error:
             say(f"not compared with this machine alone: {error}", err=True)
     document = run_checks(loaded, VerifyPlan(arguments.tokens, arguments.sequences, arguments.seed), alone)

@@ -22,7 +22,7 @@ from headrace.app.bench.show.live import live_view
 from headrace.app.bench.show.machine_report import machine_report
 from headrace.app.chat.download_plan import download_plan
 from headrace.app.cli.bench.options import BenchArguments, chosen_peers, typed_options
-from headrace.app.cli.load_for_answers import load_noted, resolved_model
+from headrace.app.cli.load_for_answers import load_with_notes, resolved_model
 from headrace.app.cli.say import say
 from headrace.app.config.load_options import ModelSpec
 from headrace.app.output.output_file import check_output, write_output
@@ -120,7 +120,7 @@ class _MachineReport:
         """Run `headrace verify` on one model."""
         say(f"verifying {name}", err=True)
         try:
-            loaded = load_noted(resolved_model(name, quiet=False), ModelSpec(force=self._arguments.force))
+            loaded = load_with_notes(resolved_model(name, quiet=False), ModelSpec(force=self._arguments.force))
             self._verification = verify(loaded, VerifyPlan())
         except KeyboardInterrupt:
             self.interrupted = True

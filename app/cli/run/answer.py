@@ -21,7 +21,7 @@ from headrace.app.answer.options import DEFAULTS
 from headrace.app.answer.repetition import REPEATS
 from headrace.app.chat.prompt import ChatMessages, prompt_messages
 from headrace.app.cli.interrupts import first_interrupt_cancels
-from headrace.app.cli.load_for_answers import load_draft, load_noted, raise_damage, resolved_model
+from headrace.app.cli.load_for_answers import load_draft, load_with_notes, raise_damage, resolved_model
 from headrace.app.cli.run.arguments import RunArguments
 from headrace.app.cli.run.prompt import read_prompt
 from headrace.app.cli.run.session import RunSession
@@ -62,7 +62,7 @@ def run_answer(arguments: RunArguments) -> int:
     started = time.perf_counter()
     resolved = resolved_model(session.model, quiet=arguments.quiet, chat=not arguments.raw)
     spec = arguments.load.spec(settings, draft)
-    loaded = load_noted(resolved, spec, quiet=arguments.quiet)
+    loaded = load_with_notes(resolved, spec, quiet=arguments.quiet)
     network = load_draft(draft, loaded, quiet=arguments.quiet)
     keeps_kv = session.keeps or session.resumed
     max_running = arguments.samples or MAX_RUNNING

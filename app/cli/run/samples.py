@@ -3,7 +3,7 @@
 They differ by their seeds alone, which count up from the first. They are printed in that order, each as soon as it and
 those before it are finished.
 
-tests/app/cli/test_batch.py guards this.
+Guard: tests/app/cli/test_batch.py.
 """
 
 import sys

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace import load
-from headrace.app.cli.load_for_answers import load_noted
+from headrace.app.cli.load_for_answers import load_with_notes
 from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.host import EngineHost
 from headrace.models.loading import activation_choice
@@ -157,7 +157,7 @@ def test_commands_the_engine_and_the_api_choose_alike(
     host = EngineHost.load(ModelSpec(str(directory), activations="auto"), lambda stage, *_: stages.append(stage))
     assert host.card().activations == 8
     assert "measuring 8-bit activations" in stages
-    assert load_noted(resolve(str(directory)), ModelSpec(activations="auto")).activations == 8
+    assert load_with_notes(resolve(str(directory)), ModelSpec(activations="auto")).activations == 8
     with load(str(directory), activations="auto") as model:
         assert model.generate("hi", max_tokens=1).tokens
     assert len(measured) == 1
