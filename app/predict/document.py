@@ -6,7 +6,7 @@ for each kind: `prediction`, `users_prediction`, `explanation`, `catalog_fit`.
 Scripts read the keys, so none may be renamed. Fields of `Prediction`, `Operation` and other records are keys, too,
 where `asdict` writes them.
 
-Guard: tests/app/predict/test_predict.py reads the keys by name, and so does `view.py`.
+Guard: tests/app/predict/test_predict.py reads the keys by name.
 """
 
 from collections.abc import Sequence

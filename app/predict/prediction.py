@@ -4,8 +4,7 @@ Roofline: peak bandwidth over bytes per step, an upper bound. Expected: from thi
 from constants fitted to published mlx-lm figures on Apple chips (`app.predict.published`). Other chips get the
 roofline only.
 
-A `StepShape` (`models.cost`) is the model, a `TargetMachine` the machine, a `Prediction` both. `predict`, `fit`, the
-models screen, recommendations and `quantize` compute their speeds here.
+A `StepShape` (`models.cost`) is the model, a `TargetMachine` the machine, a `Prediction` both.
 
 Guard: tests/app/predict/test_predict.py.
 """

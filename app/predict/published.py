@@ -158,14 +158,14 @@ class HeldOut(Struct, frozen=True):
     figures: number of published speeds.
     median: of the errors without their signs.
     bias: median of the errors.
-    least, most: their range.
+    lowest, highest: their range.
     """
 
     figures: int
     median: float
     bias: float
-    least: float
-    most: float
+    lowest: float
+    highest: float
 
 
 def held_out(engine: str) -> dict[str, HeldOut]:
@@ -178,9 +178,9 @@ def error_line(engine: str) -> str:
     names = {"dense": "dense", "small": "below 1 GB a step", "mixture": "mixtures", "all": "all"}
     parts = []
     for kind, errors in held_out(engine).items():
-        least = percent(errors.least, is_signed=True)
-        largest = percent(errors.most, is_signed=True)
-        parts.append(f"{names[kind]} {percent(errors.median, 1)} ({errors.figures}, {least} to {largest})")
+        lowest = percent(errors.lowest, is_signed=True)
+        highest = percent(errors.highest, is_signed=True)
+        parts.append(f"{names[kind]} {percent(errors.median, 1)} ({errors.figures}, {lowest} to {highest})")
     return f"median error on published speeds of sources that were left out of the fit: {', '.join(parts)}"
 
 

@@ -1,7 +1,7 @@
 """Step-cost model t = t0 + bytes / bandwidth, fitted to decode tests of different depths.
 
 t0 is the fixed cost per step: dispatch, selection, synchronisation. Relative least squares, so that short steps count
-as much as long ones. `app.bench.measure.run` fits it, and `fit_store.py` keeps it for predictions.
+as much as long ones. `fit_store.py` keeps a benchmark's fit for predictions.
 
 Guard: tests/app/bench/measure/test_result.py.
 """
@@ -31,7 +31,12 @@ class FittedPoint(Struct, frozen=True):
 
 
 class StepCostFit(Struct, frozen=True, kw_only=True):
-    """`step_cost` of the JSON document, see docs/bench-json.md."""
+    """The fitted line: `step_cost` of the JSON document, see docs/bench-json.md.
+
+    fixed_ms: t0.
+    effective_bandwidth_gb_s: the slope's inverse.
+    largest_residual: of the points, without its sign.
+    """
 
     fixed_ms: float
     effective_bandwidth_gb_s: float

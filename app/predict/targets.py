@@ -1,7 +1,6 @@
 """Prediction targets: named chips, or this machine as measured.
 
-`predict`, `fit`, `quantize` and the API begin with `targets_for`, which may measure for a second. `known_target`
-measures nothing, for lists that must not wait.
+`targets_for` may measure for a second. `known_target` measures nothing, for lists that must not wait.
 
 Guard: tests/app/predict/test_predict.py.
 """

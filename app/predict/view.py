@@ -1,7 +1,9 @@
 """Predictions as terminal tables, or in full and without colour elsewhere.
 
 Each function prints one kind of document of `document.py`, and nothing else: a figure is added there first, under a key
-of its --json. tests/app/predict has the documents and these tables.
+of its --json.
+
+Guard: tests/app/predict/test_predict.py.
 """
 
 from collections.abc import Callable
