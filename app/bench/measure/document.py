@@ -134,9 +134,12 @@ def model_facts(loaded: "LoadedModel") -> ModelEntry:
 def hosts_account(
     ranks: "Ranks", model: "LoadedModel", results: Sequence[Result], times: Sequence[Sequence[RankTimes]]
 ) -> HostsAccount:
-    """Return the account. The link was measured over TCP before the model was loaded; its share is computed.
+    """Return ranks, split and link of a run on several machines.
 
-    times: of timed decode steps, by rank.
+    The link was measured over TCP before the model was loaded; its share of a step is computed.
+
+    ranks: the processes that share the model.
+    times: of each timed decode step, those of all ranks.
     """
     from headrace.app.hosts.split_choice import link_between, link_seconds
     from headrace.models.cost.costs import shape_to_run
@@ -144,8 +147,8 @@ def hosts_account(
     assert ranks.split is not None
     measured = list(ranks.links.values())
     link = link_between(ranks.hosts, measured)
-    waits = link_seconds(shape_to_run(model.checkpoint), ranks.split, link)
-    # That of the first decode test: one number for the run.
+    link_s = link_seconds(shape_to_run(model.checkpoint), ranks.split, link)
+    # The step of the first decode test: one number for the run.
     median_ms = next((entry.itl_ms.p50 for entry in results if not entry.prompt_tokens), None)
     by_rank = list(zip(*times, strict=True))
     return HostsAccount(
@@ -156,13 +159,13 @@ def hosts_account(
         latency_us=max(each.latency_s for each in measured) * 1e6,
         bandwidth_gb_s=min(each.bytes_per_second for each in measured) / 1e9,
         rank_times=[_mean_times(of_rank) for of_rank in by_rank],
-        link_s_per_step=waits,
-        link_share=min(1.0, waits * 1e3 / median_ms) if median_ms else None,  # `waits` is in seconds
+        link_s_per_step=link_s,
+        link_share=min(1.0, link_s * 1e3 / median_ms) if median_ms else None,
     )
 
 
 def hosts_notes(account: HostsAccount | None) -> list[str]:
-    """Return the account in a line."""
+    """Return the account in one or two lines; nothing on one machine."""
     if account is None:
         return []
     ranks = zip(account.ranks, account.shares, strict=True)

@@ -1,10 +1,9 @@
 """One model with K/V in several formats, measured side by side as models of their own.
 
-They share the weights. Ratios compare every format with the first, paired by round. `bench`'s command calls
-`check_formats` for any --kv, `peers.py` `peer_kv_type` for its one format, and `run.py` the other functions, which do
-nothing for one format.
+They share the weights. Ratios compare every format with the first, paired by round. For a single format `in_formats`
+returns the model as it is, `check_memory` checks nothing, and there are no ratios.
 
-Guards: tests/app/bench/measure/test_kv_formats.py.
+Guard: tests/app/bench/measure/test_kv_formats.py.
 """
 
 from collections.abc import Sequence

@@ -1,13 +1,13 @@
 """headrace's own engine as a benchmark backend.
 
+`OwnEngine` is a `sample.Backend`, as the peers are. `measure` chooses by the kind of the test: a workload (`pair.py`),
+an arrival, a batch, or one sequence.
+
 Requests are greedy, but for workloads at temperature 1. For tests of one sequence each depth has an engine whose prefix
 stays in the cache and is trimmed back before each repetition, where the cache allows it. A test feeds fresh random
 tokens, so the prefix cache finds nothing else.
 
-`OwnEngine` is a `sample.Backend`, as the peers are. `measure` chooses by the kind of the test: a workload (`pair.py`),
-an arrival, a batch, or one sequence.
-
-Guards: tests/app/bench/measure/test_own.py.
+Guard: tests/app/bench/measure/test_own.py.
 """
 
 import random
@@ -37,7 +37,7 @@ _TIMED_EVERY = 8  # steps of which one is timed by part, on several machines
 
 
 class OwnEngine:
-    """Measures one network."""
+    """One network as a backend. It makes engines as tests need them, and keeps them until `close`."""
 
     engine = "headrace"
 
@@ -91,12 +91,12 @@ class OwnEngine:
     def measure(self, test: Test) -> Sample:
         """Measure one repetition. The first step feeds the last prompt token."""
         if test.kind == "workload":
-            return self._pair(test)
+            return self._measure_workload(test)
         if test.kind == "arrival":
             engine = self._engine_of_batch(test.batch + 1)  # with room for the joining prompt
             return measure_arrival(engine, test, self._prompts(test), self._tokens)
         if test.batch > 1:
-            return self._together(test)
+            return self._measure_batch(test)
 
         # One sequence: bring the cache to the test's depth, then feed fresh tokens and decode.
         engine = self._engine_of_depth(test.depth)
@@ -130,7 +130,7 @@ class OwnEngine:
             energy=energy,
         )
 
-    def _together(self, test: Test) -> Sample:
+    def _measure_batch(self, test: Test) -> Sample:
         """Measure several sequences with separate tokens, from the step in which all decode."""
         engine = self._engine_of_batch(test.batch)
         sequences = [engine.submit(Request(prompt, speculate="off")) for prompt in self._prompts(test)]
@@ -169,7 +169,7 @@ class OwnEngine:
             energy=energy,
         )
 
-    def _pair(self, test: Test) -> Sample:
+    def _measure_workload(self, test: Test) -> Sample:
         """Measure a workload with and without speculation; its prompt is in the cache."""
         if test.batch not in self._workload_engines_by_batch:
             engine = Engine(

@@ -1,8 +1,7 @@
 """A workload answered with and without speculation: the speed-up, and a check for changed tokens.
 
 One repetition holds both, in alternating order, so that drift affects both. Each is a whole answer; the clock starts
-when every sequence has its first token, so prompts do not count. `own.py` calls `measure_pair`; `result.py` makes the
-figures of a `Pair`.
+when every sequence has its first token, so prompts do not count.
 
 Guard: tests/app/bench/test_speculation.py.
 """
@@ -50,7 +49,7 @@ def questions(model: "LoadedModel", tests: Sequence[Test]) -> dict[str, Workload
 
 
 class _Run(Struct):
-    """All sequences of one answer."""
+    """A workload's answer by all sequences of a batch; filled while it is generated."""
 
     tokens: list[list[int]]  # of each sequence
     records: list[StepRecord] = field(default_factory=list)  # of the steps that count
@@ -63,7 +62,9 @@ class _Run(Struct):
         return sum(record.tokens for record in self.records)
 
     def answered(self) -> Answered:
-        wrong = sum(record.accepted < record.proposed for record in self.records)
+        """Return the figures of the counted steps."""
+        # Steps with a rejected draft token: the first rejected one was tried, those after it were not.
+        rejecting = sum(record.accepted < record.proposed for record in self.records)
         accepted = sum(record.accepted for record in self.records)
         return Answered(
             tokens=self.counted,
@@ -71,7 +72,7 @@ class _Run(Struct):
             steps=len(self.records),
             proposed=sum(record.proposed for record in self.records),
             accepted=accepted,
-            tried=accepted + wrong,
+            tried=accepted + rejecting,
         )
 
 

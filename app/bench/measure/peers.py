@@ -267,7 +267,7 @@ class ChildProcess:
 
 
 class _LlamaBenchTest(Struct):
-    """Its report of one test; what a version does not report is None."""
+    """llama-bench's report of one test; None where a version does not report a figure."""
 
     samples_ns: list[float] = []
     avg_ts: float | None = None
@@ -292,11 +292,11 @@ class LlamaBench:
     def __init__(self, model: str, program: str, gguf: str, threads: int, kv: str = "f16") -> None:
         self.model = model
         self._command = [program, "-m", gguf, "-t", str(threads), "-r", "1", "-o", "json"]
-        self._ways = ["1", "0"]  # of -fa: with flash attention, and without
+        self._flash_values = ["1", "0"]  # of -fa: with flash attention, and without
         if kv != "f16":
             self._command += ["-ctk", kv, "-ctv", kv]
-            self._ways = ["1"]  # quantized values need flash attention
-        self._flash: dict[Test, str] = {}  # on or off, the faster for each test
+            self._flash_values = ["1"]  # quantized values need flash attention
+        self._fastest_flash: dict[Test, str] = {}  # the faster value for each test
         report = self._run(Test(1, 0), "1")
         used = report.n_threads
         self.setup = EngineSetup(
@@ -307,7 +307,7 @@ class LlamaBench:
             threads_batch=used,  # one number for both
             threads_told=threads,
             settings={
-                "flash_attention": "on or off, the faster for each test" if len(self._ways) > 1 else "on",
+                "flash_attention": "on or off, the faster for each test" if len(self._flash_values) > 1 else "on",
                 "batch": report.n_batch,
                 "ubatch": report.n_ubatch,
                 "kv_type": report.type_k,
@@ -317,11 +317,11 @@ class LlamaBench:
 
     def warm_up(self, test: Test) -> None:
         """Choose flash attention on or off, the faster for this test."""
-        seconds = {flash: _seconds(self._run(test, flash), test) for flash in self._ways}
-        self._flash[test] = min(seconds, key=lambda flash: seconds[flash])
+        seconds = {flash: _seconds(self._run(test, flash), test) for flash in self._flash_values}
+        self._fastest_flash[test] = min(seconds, key=lambda flash: seconds[flash])
 
     def measure(self, test: Test) -> Sample:
-        entry = self._run(test, self._flash.get(test, "1"))
+        entry = self._run(test, self._fastest_flash.get(test, "1"))
         seconds = _seconds(entry, test)
         own_speed = entry.avg_ts
         if test.kind == "decode":
