@@ -1,8 +1,10 @@
 """One quality run: load the networks, put the text through, build the document (docs/quality-json.md).
 
 All networks take the text side by side in pieces, so only a piece's logits are in memory. A condition is a depth and a
-phase. After Ctrl-C the finished conditions become the document. `bench --quality` calls `run`; tests/bench compares
-other programs with the same functions. Guard: tests/app/bench/quality/test_quality_run.py.
+phase. After Ctrl-C the finished conditions become the document. tests/bench compares other programs with the same
+functions, which are public for that.
+
+Guard: tests/app/bench/quality/test_quality_run.py.
 """
 
 import hashlib
@@ -106,7 +108,10 @@ class QualityDocument(Struct, frozen=True, kw_only=True):
 
 
 def run(options: QualityOptions) -> QualityDocument:
-    """Run it. Raises HeadraceError for models that do not load or compare, KeyboardInterrupt before any result."""
+    """Compare the formats and models of the options with the reference.
+
+    Raises HeadraceError for models that do not load or compare, KeyboardInterrupt before any result.
+    """
     if options.threads is not None:
         use_threads(options.threads)
     formats = [kv_format(name) for name in dict.fromkeys(options.kv or ())]  # refused before models are loaded
@@ -191,8 +196,8 @@ def _measure(
     forced: list[Scores] = [TeacherForcing(reference, limit, stages.tick)]
     forced += [variant.scores or TeacherForcing(_network_of(variant), limit, stages.tick) for variant in variants]
     for number, (depth, passage) in enumerate(passages_by_depth.items()):
-        for at, phase in enumerate(PHASES, start=len(PHASES) * number):
-            stages.begin(at + 1, len(PHASES) * len(passages_by_depth), f"{phase} at depth {depth:,}")
+        for index, phase in enumerate(PHASES, start=len(PHASES) * number):
+            stages.begin(index + 1, len(PHASES) * len(passages_by_depth), f"{phase} at depth {depth:,}")
             if phase == PHASES[0]:  # `score` goes back to the end of this context for the next phase
                 for forcing in forced:
                     forcing.begin(passage.context)
@@ -219,6 +224,7 @@ def _network_of(variant: Variant) -> Network:
 
 
 def load(name: str | None, force: bool) -> LoadedModel:
+    """Load a model, fetched if need be. force: also one that does not fit into memory."""
     with drawn_progress() as progress:
         resolved = resolve(name, progress=progress)
         return load_resolved(resolved, force=force, progress=progress)

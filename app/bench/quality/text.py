@@ -1,7 +1,6 @@
 """The scored text in a model's tokens: `assets/quality_text.txt` or a file.
 
 The scored tokens are the last ones of the text, the same at every depth; only the context before them differs.
-`quality_run` scores passages of it; `app/quantize/quantize.py` reads the shipped text, too.
 
 Guard: tests/app/bench/quality/test_quality_run.py.
 """

@@ -103,13 +103,13 @@ def roofline(results: Sequence[Result], peak_gb_s: float | None, ceiling_gflop_s
 
     def draw(axes: "Axes") -> None:
         intensities = [intensity for _, intensity, _ in shown]
-        least = min(intensities) / 2
+        min_intensity = min(intensities) / 2
         max_intensity = max(intensities) * 2
         ridge = max_intensity
         if ceiling_gflop_s:
             ridge = ceiling_gflop_s / peak_gb_s
             max_intensity = max(max_intensity, 2 * ridge)  # so that the level line shows
-        axes.plot([least, ridge], [least * peak_gb_s, ridge * peak_gb_s], color=INK, linestyle="--",
+        axes.plot([min_intensity, ridge], [min_intensity * peak_gb_s, ridge * peak_gb_s], color=INK, linestyle="--",
                   label=f"memory: {peak_gb_s:.1f} GB/s")  # fmt: skip
         if ceiling_gflop_s:
             axes.plot(

@@ -96,14 +96,13 @@ def _plots(document: RunDocument) -> list[str]:
 
     results = document.results
     peak = document.device.measured_peak_gb_s
-    under = "Tests near the slope are bound by memory, near the level line by arithmetic, far below both by overhead."
     drawn = (
         (charts.speed_by_depth(results), "Decode speed by depth", "Bands are 95 % intervals; dashed is the roofline."),
         (charts.latency_distribution(results), "Step latency", "Cumulative share of steps by latency."),
         (
             charts.roofline(results, peak, document.device.compute_gflop_s),
             "Roofline",
-            under,
+            "Tests near the slope are bound by memory, near the level line by arithmetic, far below both by overhead.",
         ),
         (charts.bytes_per_step(results), "Bytes per step", "Bytes read and written by one decode step."),
         (charts.comparison(document.ratios), "Against peers", "Same weights, same lengths, measured side by side."),

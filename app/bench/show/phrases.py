@@ -1,6 +1,6 @@
 """Phrases that the views of a run share: tests' names, intervals, energy, parts of a step, means for the sentence.
 
-Terminal, Markdown, HTML and `bench compare` use them, and `quantize` the intervals: a figure reads the same everywhere.
+A figure that two views show is written here, so that it reads the same in both.
 
 Guard: tests/app/bench/test_views.py.
 """

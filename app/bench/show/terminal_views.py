@@ -31,7 +31,7 @@ _STYLES: Mapping[Verdict, str] = {
 
 
 def show_run(document: RunDocument) -> None:
-    """Print it on standard output."""
+    """Print a run's results and circumstances on standard output."""
     screen = console()
     device = document.device
 
@@ -93,7 +93,7 @@ def _test_notes(results: Sequence[Result]) -> list[str]:
 
 
 def show_comparison(comparison: RunComparison) -> None:
-    """Print it on standard output."""
+    """Print a comparison of two runs on standard output."""
     screen = console()
     print_apart(*_comparison_columns(comparison))
     for line in _differences(comparison):
