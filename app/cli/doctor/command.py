@@ -80,7 +80,7 @@ def sections(report: DoctorReport) -> list[tuple[str, Rows]]:
         ("Memory bandwidth", _bandwidth_rows(report)),
         ("Kernels", list(report.kernels.items()) or [("kernels", "unknown")]),
         ("Software", _software_rows(report)),
-        ("Places", _place_rows(report)),
+        ("Places", _folder_rows(report)),
     ]
     if report.user_files:
         titled.append(("Your files", list(report.user_files.items())))
@@ -115,7 +115,7 @@ def document(report: DoctorReport, problems: list[Finding]) -> dict[str, object]
         "energy_parts": report.energy_parts,
         "kernels": report.kernels,
         "versions": report.versions,
-        "paths": {folder.name: {**asdict(folder), "path": str(folder.path)} for folder in report.places},
+        "paths": {folder.name: {**asdict(folder), "path": str(folder.path)} for folder in report.folders},
         "user_files": report.user_files,
         "default_model": {"name": report.default_model.name, "path": model_path and str(model_path)},
         "problems": [asdict(finding) for finding in problems],
@@ -188,13 +188,13 @@ def _software_rows(report: DoctorReport) -> Rows:
     return [("headrace", headrace), ("runs on", ", ".join(others[:3])), ("with", ", ".join(others[3:]))]
 
 
-def _place_rows(report: DoctorReport) -> Rows:
+def _folder_rows(report: DoctorReport) -> Rows:
     model = report.default_model
     state = "fetched on first use"
     if model.path is not None:
         state = "installed"
     rows = [("default", f"{model.name}, {state}")]
-    for folder in report.places:
+    for folder in report.folders:
         line = _shorten(folder.path)
         if not folder.writable:
             line += ", not writable"

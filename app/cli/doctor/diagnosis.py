@@ -1,7 +1,8 @@
 """Facts and findings of `headrace doctor`, on this machine and on the user's files.
 
 `gather` never raises: a failing part (MLX does not load, say) becomes a finding. `findings` is a pure function of the
-report. `app.cli.doctor.command` prints both.
+report. A new fact is a field of `DoctorReport`, set in `gather`; a new problem is a `Finding` of one of the functions
+below `findings`. `command.py` prints both.
 
 Guard: tests/app/cli/test_doctor.py.
 """
@@ -42,15 +43,20 @@ _MUCH_SWAP = 1 << 30  # bytes, which weights may be among
 
 
 class Finding(Struct, frozen=True):
-    """A problem and its remedy. `broken` keeps headrace from working, `advice` costs speed."""
+    """A problem and its remedy.
+
+    severity: `broken` keeps headrace from working, `advice` costs speed.
+    what: the problem.
+    do: what the user can do about it.
+    """
 
     severity: Literal["broken", "advice"]
     what: str
     do: str
 
 
-class Place(Struct, frozen=True):
-    """A directory of headrace's, which may not exist yet."""
+class Folder(Struct, frozen=True):
+    """A folder of headrace's, which may not exist yet. free_bytes: of its disk; None if unknown."""
 
     name: str
     path: Path
@@ -76,7 +82,7 @@ class DoctorReport(Struct, frozen=True):
     system: macOS sysctl facts, empty elsewhere.
     kernels: names of the operations in use, and the reason for them.
     versions: of Python and packages; None for missing ones.
-    places: headrace's folders.
+    folders: those of headrace.
     default_model: the model of a bare `headrace run`.
     compiler: name of a C++ compiler on the path.
     nvidia_driver: True if there is one.
@@ -93,7 +99,7 @@ class DoctorReport(Struct, frozen=True):
     system: dict[str, str]
     kernels: dict[str, str]
     versions: dict[str, str | None]
-    places: list[Place]
+    folders: list[Folder]
     default_model: DefaultModel
     compiler: str | None
     nvidia_driver: bool
@@ -147,7 +153,7 @@ def gather(calibrate: bool = False, progress: Callable[[float], None] | None = N
         system=hardware.sysctl_facts(),
         kernels=kernels,
         versions={name: installed.get(name) for name in ("python", *PACKAGES)},
-        places=_places(),
+        folders=_folders(),
         default_model=_default_model(),
         compiler=next((tool for tool in ("c++", "g++", "clang++") if shutil.which(tool)), None),
         nvidia_driver=Path("/proc/driver/nvidia/version").exists(),
@@ -155,6 +161,9 @@ def gather(calibrate: bool = False, progress: Callable[[float], None] | None = N
         energy_parts=_energy_parts(host) if host else None,
         user_files={name: state.text for name, state in states.items()},
     )
+
+
+# -- findings ----------------------------------------------------------------------------------------------------------
 
 
 def findings(report: DoctorReport) -> list[Finding]:
@@ -165,7 +174,7 @@ def findings(report: DoctorReport) -> list[Finding]:
     problems = [*_intel(report)]
     if not problems:
         problems = [*report.failures, *_software(report)]
-    problems += _places_findings(report)
+    problems += _folder_findings(report)
     if report.machine:
         problems += [*_backend(report, report.machine), *_kernels(report, report.machine), *_speed(report)]
     problems += [*_memory(report)]
@@ -196,9 +205,9 @@ def _intel(report: DoctorReport) -> list[Finding]:
     return []
 
 
-def _places_findings(report: DoctorReport) -> list[Finding]:
+def _folder_findings(report: DoctorReport) -> list[Finding]:
     problems = []
-    for folder in report.places:
+    for folder in report.folders:
         if not folder.writable:
             do = "make it writable, or set HEADRACE_HOME to a writable folder"
             problems.append(Finding("broken", f"{folder.path} cannot be written", do))
@@ -281,12 +290,15 @@ def _memory(report: DoctorReport) -> list[Finding]:
     return problems
 
 
-def _places() -> list[Place]:
+# -- facts -------------------------------------------------------------------------------------------------------------
+
+
+def _folders() -> list[Folder]:
     folders = {"models": paths.data_dir() / "models", "cache": paths.cache_dir(), "config": paths.config_dir()}
-    return [_place(name, path) for name, path in folders.items()]
+    return [_folder(name, path) for name, path in folders.items()]
 
 
-def _place(name: str, path: Path) -> Place:
+def _folder(name: str, path: Path) -> Folder:
     """Judge a folder by its nearest existing parent, where it would be created."""
     existing = next((folder for folder in (path, *path.parents) if folder.exists()), Path("/"))
     writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
@@ -294,7 +306,7 @@ def _place(name: str, path: Path) -> Place:
         free: int | None = shutil.disk_usage(existing).free
     except OSError:
         free = None
-    return Place(name, path, writable, free)
+    return Folder(name, path, writable, free)
 
 
 def _energy_parts(host: Machine) -> str | None:
@@ -317,6 +329,9 @@ def _default_model() -> DefaultModel:
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+# -- the user's files --------------------------------------------------------------------------------------------------
 
 
 class FilesReport(Struct, frozen=True):

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 import headrace
 from headrace.app.cli.doctor import diagnosis
 from headrace.app.cli.doctor.command import doctor, document, report_lines, sections
-from headrace.app.cli.doctor.diagnosis import PACKAGES, DefaultModel, DoctorReport, Finding, Place, findings
+from headrace.app.cli.doctor.diagnosis import PACKAGES, DefaultModel, DoctorReport, Finding, Folder, findings
 from headrace.app.config.settings import settings_path, write_default
 from headrace.app.sessions.store import SessionStore, database_path
 from headrace.app.versions import own_source, shadowed
@@ -58,7 +58,7 @@ MAC = DoctorReport(
     },
     kernels={"kernels": "metal", "reason": "Metal kernels, and stock MLX operations"},
     versions=dict.fromkeys(("python", *PACKAGES), "1.0"),
-    places=[Place("models", Path("/Users/x/models"), True, 500 * GIB), Place("cache", Path("/c"), True, 500 * GIB)],
+    folders=[Folder("models", Path("/Users/x/models"), True, 500 * GIB), Folder("cache", Path("/c"), True, 500 * GIB)],
     default_model=DefaultModel("smollm2-135m", Path("/Users/x/models/smollm2-135m")),
     compiler=None,
     nvidia_driver=False,
@@ -101,8 +101,8 @@ def test_healthy_machines_have_no_findings() -> None:
         (replace(MAC, peak=replace(MAC.peak, bytes_per_second=100e9) if MAC.peak else None), ["under half"]),
         (replace(LINUX, peak=replace(LINUX.peak, busy=True) if LINUX.peak else None), ["while other programs"]),
         (replace(MAC, versions={**MAC.versions, "gguf": None}), ["broken: not installed: gguf"]),
-        (replace(MAC, places=[Place("cache", Path("/c"), False, 0)]), ["broken: /c cannot be written"]),
-        (replace(MAC, places=[Place("models", Path("/m"), True, 5)]), ["only 5 B of disk"]),
+        (replace(MAC, folders=[Folder("cache", Path("/c"), False, 0)]), ["broken: /c cannot be written"]),
+        (replace(MAC, folders=[Folder("models", Path("/m"), True, 5)]), ["only 5 B of disk"]),
         (replace(LINUX, nvidia_driver=True), ["an NVIDIA GPU is present"]),
         (replace(LINUX, kernels={"kernels": "reference", "reason": "not built"}), ["not active: not built"]),
         (
@@ -361,8 +361,8 @@ def test_a_file_in_place_of_the_store_is_a_finding(quick: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_not_writable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert diagnosis._place("models", tmp_path / "new" / "models").writable
-    assert not diagnosis._place("models", tmp_path / "file" / "models").writable
+    assert diagnosis._folder("models", tmp_path / "new" / "models").writable
+    assert not diagnosis._folder("models", tmp_path / "file" / "models").writable
 
 
 @pytest.mark.parametrize(
