@@ -10,9 +10,8 @@ from typing import cast
 import mlx.core as mx
 
 from headrace.runtime.engine.ending import Ending
-from headrace.runtime.engine.in_flight import InFlightBatch
+from headrace.runtime.engine.in_flight import ComputedChunk
 from headrace.runtime.engine.request import Finished, Step, TokenLogprobs
-from headrace.runtime.engine.scheduler import ScheduledChunk
 from headrace.runtime.engine.sequence import Delivery, Sequence
 from headrace.runtime.kv.backend import KVBackend
 from headrace.runtime.metrics.telemetry import PassFacts
@@ -21,55 +20,48 @@ from headrace.runtime.sampling.sampler import Logprobs
 from headrace.runtime.speculation.proposer import num_accepted
 
 
-def commit_batch(
-    in_flight: InFlightBatch,
-    chosen: list[tuple[ScheduledChunk, list[int]]],
-    facts: PassFacts,
-    kv: KVBackend,
-    ending: Ending,
-) -> list[Delivery]:
-    """Commit a batch and return its events.
+def commit_batch(computed: list[ComputedChunk], facts: PassFacts, kv: KVBackend, ending: Ending) -> list[Delivery]:
+    """Commit the chunks of a batch and return its events.
 
-    in_flight: the batch, computed.
-    chosen: its chunks, each with the tokens that its rows chose.
     facts: for the records.
     kv: shares the entries of prompts.
     ending: ends sequences at a token that ends the turn, or at an error of their own.
     """
     events: list[Delivery] = []
-    for chunk, tokens in chosen:
+    decodes = any(each.chunk.phase == "decode" for each in computed)
+    for each in computed:
+        chunk = each.chunk
         sequence = chunk.sequence
         if sequence.state == "finished":  # while the batch was in flight
             continue
         # An error in a chunk that chooses ends its sequence alone; other errors are raised.
         if chunk.chooses:
             with ending.own_errors(sequence, events):
-                if sequence in in_flight.errors:
-                    raise in_flight.errors[sequence]
-                events.append((sequence, _commit_decode(chunk, tokens, in_flight, facts, ending)))
+                if each.error is not None:
+                    raise each.error
+                events.append((sequence, _commit_decode(each, facts, ending)))
             continue
-        _hand_over(in_flight, sequence, chunk.count)
+        _hand_over(each, chunk.count)
         sequence.kv.commit(chunk.count)
         if chunk.phase == "prefill":
             _commit_prefill(sequence, kv, events)
             # The prompt has ended, and no sequence decoded in this batch.
-            if not in_flight.num_decoding and sequence.kv.committed == sequence.prefill_end:
+            if not decodes and sequence.kv.committed == sequence.prefill_end:
                 mx.clear_cache()  # decoding needs no working memory of chunks
     return events
 
 
-def _commit_decode(
-    chunk: ScheduledChunk, chosen: list[int], in_flight: InFlightBatch, facts: PassFacts, ending: Ending
-) -> Step | Finished:
+def _commit_decode(computed: ComputedChunk, facts: PassFacts, ending: Ending) -> Step | Finished:
     """Commit a decode chunk: one token, and as many more as draft tokens were accepted.
 
     The order matters: hidden states are handed over before their entries are committed, and the record is made after
     that. The rollback comes last, as caches with recurrent state then drop committed entries, too.
     """
+    chunk = computed.chunk
     sequence = chunk.sequence
     draft_tokens = chunk.draft_tokens
-    accepted = num_accepted(chosen, draft_tokens)
-    output = chosen[: accepted + 1]
+    accepted = num_accepted(computed.tokens, draft_tokens)
+    output = computed.tokens[: accepted + 1]
     stop = next((index for index, token in enumerate(output) if token in sequence.request.stop_ids), None)
     # The entry of a token that ends the turn is committed as any other; its token is no output.
     if sequence.constraint is not None:
@@ -77,7 +69,7 @@ def _commit_decode(
     if stop is not None:
         output = output[: stop + 1]
     num_committed = chunk.num_refed + len(output)  # entries; those fed again had been rolled back
-    _hand_over(in_flight, sequence, num_committed)
+    _hand_over(computed, num_committed)
     sequence.kv.commit(num_committed)
     source = None
     if draft_tokens:
@@ -95,8 +87,8 @@ def _commit_decode(
         sequence.stop_id = output.pop()  # `Finished` follows in the next step, after these tokens
     sequence.output_count += len(output)
     logprobs = None
-    if sequence in in_flight.logprobs:
-        logprobs = tuple(_read(values) for values in in_flight.logprobs[sequence][: len(output)])
+    if computed.logprobs is not None:
+        logprobs = tuple(_read(values) for values in computed.logprobs[: len(output)])
     return Step(tuple(output), record, logprobs, rejected=draft_tokens[accepted:])
 
 
@@ -111,14 +103,14 @@ def _commit_prefill(sequence: Sequence, kv: KVBackend, events: list[Delivery]) -
         sequence.timeline.prefilled()
 
 
-def _hand_over(in_flight: InFlightBatch, sequence: Sequence, count: int) -> None:
-    """Give the hidden states of the next `count` positions to the proposer that drafts from them.
+def _hand_over(computed: ComputedChunk, count: int) -> None:
+    """Give the hidden states of the chunk's first `count` tokens to the proposer that drafts from them.
 
     Call it before these are committed: the first of them is at `committed`.
     """
-    hidden = in_flight.hidden.get(sequence)
-    if hidden is not None and sequence.mtp is not None:
-        sequence.mtp.take(sequence.kv.committed, hidden[:, :count])
+    sequence = computed.chunk.sequence
+    if computed.hidden is not None and sequence.mtp is not None:
+        sequence.mtp.take(sequence.kv.committed, computed.hidden[:, :count])
 
 
 def _read(values: Logprobs) -> TokenLogprobs:

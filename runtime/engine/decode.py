@@ -30,7 +30,7 @@ from itertools import accumulate, islice
 
 import mlx.core as mx
 
-from headrace.runtime.engine.in_flight import InFlightBatch, InFlightPass
+from headrace.runtime.engine.in_flight import BuiltPass, InFlightBatch, InFlightPass, PromptPass
 from headrace.runtime.engine.prefill import feed
 from headrace.runtime.engine.scheduler import ScheduledChunk, mean_context
 from headrace.runtime.engine.sequence import Sequence
@@ -78,11 +78,19 @@ def _rows(x: mx.array, rows: int | list[int]) -> mx.array:
     return x.reshape(rows, 1, *x.shape[2:])
 
 
-def start(network: Network, kv: KVBackend, chunks: list[ScheduledChunk], before: InFlightBatch | None) -> InFlightBatch:
+def start(
+    network: Network,
+    kv: KVBackend,
+    chunks: list[ScheduledChunk],
+    before: InFlightBatch | None,
+    started_at: float,
+    drafting_s: float,
+) -> InFlightBatch:
     """Build the passes over `chunks` and hand them to the device without waiting.
 
     chunks: those that choose come first; of them first those that are fed the tokens of `before`.
     before: the in-flight batch; None if all its tokens are committed.
+    started_at, drafting_s: see `InFlightBatch`.
     """
     rows = [
         PassRow(
@@ -95,59 +103,51 @@ def start(network: Network, kv: KVBackend, chunks: list[ScheduledChunk], before:
         )
         for chunk in chunks
     ]
+    context = mean_context(chunks)  # now: each pass makes its caches longer as it is built
     kv_passes = kv.make_passes(rows)
+    rest = iter(chunks)  # passes have the rows in order, so each takes the next chunks
+    passes = [_forward(network, kv_pass, list(islice(rest, len(kv_pass.rows))), before) for kv_pass in kv_passes]
     # Ranks that take turns compute the passes one after the other: a pass's tokens are queued only when its sequences'
     # next pass is built. A single pass has no other to wait for, so its tokens are queued at once.
     takes_turns = network.division is not None and network.division.takes_turns
     in_flight = InFlightBatch(
         chunks,
-        started=time.perf_counter(),
-        context=mean_context(chunks),
+        passes,
+        started_at,
+        drafting_s,
+        context,
         is_ahead=before is not None,
-        defers=takes_turns and len(kv_passes) > 1,
+        defers=takes_turns and len(passes) > 1,
     )
-    rest = iter(chunks)  # passes have the rows in order, so each takes the next chunks
-    for kv_pass in kv_passes:
-        group = list(islice(rest, len(kv_pass.rows)))
-        in_flight.passes.append(_forward(network, kv_pass, group, before, in_flight.hidden))
     if in_flight.is_constrained or not in_flight.chooses:
         in_flight.queue_logits()
     else:
         in_flight.select()
-    in_flight.built = time.perf_counter()
+    in_flight.built_at = time.perf_counter()
     return in_flight
 
 
 def _forward(
-    network: Network,
-    kv_pass: KVPass,
-    group: list[ScheduledChunk],
-    before: InFlightBatch | None,
-    hidden: dict[Sequence, mx.array],
+    network: Network, kv_pass: KVPass, group: list[ScheduledChunk], before: InFlightBatch | None
 ) -> InFlightPass:
-    """Build one forward pass over the chunks, up to the logits of those that choose.
-
-    hidden: gets the hidden states of the sequences that draft from them.
-    """
+    """Build one forward pass over the chunks, up to the logits of those that choose."""
     tokens = _fed(group, before)
-    built = InFlightPass(group)
-    choosing = built.choosing
+    choosing = [chunk for chunk in group if chunk.chooses]
+    if not choosing:
+        x = feed(network, kv_pass, tokens)
+        return PromptPass(group, _kept_hidden(group, x), kv_pass.arrays)
+    hidden: dict[Sequence, mx.array] = {}
 
     def keep(x: mx.array) -> None:
         hidden.update(_kept_hidden(group, x))
 
-    # `InFlightBatch.select` chooses the tokens, later. In place of a sampler `decode_step` gets a function that keeps
-    # the logits, and its result is not used.
-    def keep_logits(logits: mx.array) -> mx.array:
-        built.logits = logits
-        return logits
+    # `InFlightBatch.select` chooses the tokens, later: without a sampler the result of a step is its logits.
+    logits = decode_step(network, kv_pass, _unsampled, tokens, _choosing_rows(choosing), keep)
+    return BuiltPass(group, hidden, logits)
 
-    if choosing:
-        decode_step(network, kv_pass, keep_logits, tokens, _choosing_rows(choosing), keep)
-    else:
-        keep(feed(network, kv_pass, tokens))
-        built.appended = kv_pass.arrays
-    return built
+
+def _unsampled(logits: mx.array) -> mx.array:
+    return logits
 
 
 def _choosing_rows(choosing: list[ScheduledChunk]) -> int | list[int]:

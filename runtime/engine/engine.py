@@ -12,6 +12,7 @@ ARCHITECTURE.md quotes `step` and what it calls, and tests/test_readme.py compar
 tests/runtime/engine/test_step_loop.py (order of tokens and entries) and test_identity.py (the same bits in any batch).
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -369,22 +370,23 @@ class Engine:
         """
         if not chunks:
             return None
-        batch = start(self.network, self.kv, chunks, unread)
+        started_at = time.perf_counter()
+        drafting_s = 0.0
         if follows_read:
-            # The device was idle since the last read: draft networks ran first, then the host built this batch. All
-            # of that is the step's time, but only what came after drafting is the pass's.
-            batch.drafting_s = self._drafting.spent_s
-            batch.started = self._clock.read_at + self._drafting.spent_s
-        return batch
+            # The device was idle since the last read: draft networks ran first, then the host builds this batch. All
+            # of that is the step's time, but only what comes after drafting is the pass's.
+            drafting_s = self._drafting.spent_s
+            started_at = self._clock.read_at + drafting_s
+        return start(self.network, self.kv, chunks, unread, started_at, drafting_s)
 
     def _commit(self, in_flight: InFlightBatch | None) -> list[Delivery]:
         """Wait for a batch, commit it, and return its events; none without a batch."""
         if in_flight is None:
             return []
-        chosen = in_flight.read()
+        computed = in_flight.read()
         self.first_pass.is_over |= in_flight.chooses
         facts = self._clock.read(in_flight, self._drafting.controller)
-        return commit_batch(in_flight, chosen, facts, self.kv, self.ending)
+        return commit_batch(computed, facts, self.kv, self.ending)
 
     def prefetch(self, prompt: list[int], stop: Callable[[], bool]) -> PrefetchedPrompt | None:
         """Prefill the expected beginning of the next prompt, while no request waits; return the prefilled part.

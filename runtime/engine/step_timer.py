@@ -149,7 +149,7 @@ class BatchClock:
         """Time a batch that was read just now. controller: gets the times of passes without prompt tokens."""
         now = time.perf_counter()
         # The device computes one batch after the other: this one could not begin before the last one was done.
-        began = max(self.read_at, in_flight.started)
+        began = max(self.read_at, in_flight.started_at)
         follows = in_flight.drafting_s > 0 or began == self.read_at  # else the kernels' clocks ran in between
         self.read_at = now
 
@@ -166,7 +166,7 @@ class BatchClock:
             controller.record(decoding, draft_tokens, pass_s, ahead=in_flight.is_ahead, context=in_flight.context)
 
         # The step by part, where it was timed; then by rank, too
-        host_s = max(0.0, in_flight.built - began)
+        host_s = max(0.0, in_flight.built_at - began)
         parts = self._timer.parts(step_s, host_s, decodes=only_decodes, follows=follows)
         ranks: tuple[RankTimes, ...] = ()
         if parts is not None and self._division is not None:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine import engine as engines
 from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.in_flight import SelectedPass
 from headrace.runtime.engine.request import Finished, Request, SequenceFailed, Step
 from headrace.runtime.errors import EngineError, UsageError
 from headrace.runtime.sampling.params import SamplingParams
@@ -159,7 +160,7 @@ def test_unconstrained_sequences_run_a_step_ahead(either: Decoder, monkeypatch: 
     def watched(*arguments: Any) -> Any:
         in_flight = start(*arguments)
         ahead.append(in_flight.is_ahead)
-        is_selected = any(each.tokens is not None for each in in_flight.passes)
+        is_selected = any(isinstance(each, SelectedPass) for each in in_flight.passes)
         assert in_flight.is_constrained != is_selected or not in_flight.chooses
         return in_flight
 
