@@ -5,8 +5,8 @@ an error.
 
 The functions below are `shell_complete` of options and arguments in the commands' files.
 
-Bash, zsh and fish differ from click's completion: words with `=` and `@`, zsh without compinit. Importing this module
-registers their classes with click. See docs/workarounds.md.
+Bash, zsh and fish differ from click's completion: words with `=`, `@` and `:`, zsh without compinit. Importing this
+module registers their classes with click. See docs/workarounds.md.
 
 Guard: tests/app/cli/test_commands.py.
 """
@@ -181,15 +181,28 @@ class Fish(_WholeWords, FishComplete):
 
 
 class Bash(BashComplete):
-    """bash, which makes `=` and `@` words of their own; it replaces what follows `=`, and `@` with what follows."""
+    """bash, which makes `=`, `@` and `:` words of their own; it replaces what follows `=` and `:`, and `@` too."""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
+        # "tuned", ":", "3" are the model tuned:3b
+        before_colon = ""
+        if incomplete == ":":
+            args = [*args, ":"]
+            incomplete = ""
+        while args[-1:] == [":"] and len(args) > 1:
+            before_colon = f"{args[-2]}:{before_colon}"
+            args = args[:-2]
+        incomplete = before_colon + incomplete
+
         if args[-1:] == ["="]:
             args = args[:-1]
         elif args[-1:] == ["@"]:
             args = args[:-1]
             incomplete = f"@{incomplete}"
-        return super().get_completions(args, incomplete)
+        items = super().get_completions(args, incomplete)
+        for item in items:
+            item.value = item.value.removeprefix(before_colon)
+        return items
 
 
 for _kind in (Bash, Zsh, Fish):

@@ -401,6 +401,8 @@ def test_a_real_shell_completes(
     if shutil.which(shell) is None or not program.exists():
         pytest.skip(f"needs {shell} and the installed command")
     (tmp_path / "requests-of-today.jsonl").touch()
+    monkeypatch.delenv("OLLAMA_MODELS", raising=False)
+    add_to_ollama(tmp_path, "registry.ollama.ai/library/tuned/3b-chat")
     for name, value in {"HEADRACE_HOME": tmp_path / "home", "HOME": tmp_path, "TERM": "xterm"}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
@@ -409,7 +411,14 @@ def test_a_real_shell_completes(
     )
     child.sendline(f"{setup.format(program.name)}; echo setup-{{done,}}")
     child.expect("setup-done")
-    for typed, expected in (("batch req", "uests-of-today.jsonl"), ("run --kv k8", "v4"), ("run @req", "uests-of")):
+    typed_words = {
+        "batch req": "uests-of-today.jsonl",
+        "run --kv k8": "v4",
+        "run @req": "uests-of",
+        "run -m tuned:3": "b-chat",
+        "run --model=tuned:": "3b-chat",
+    }
+    for typed, expected in typed_words.items():
         child.send(f"headrace {typed}\t")
         child.expect(expected)
         child.send("\x15")
