@@ -19,10 +19,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from headrace.app.bench.measure import peers
+from headrace.app.bench.measure.open_engines import MeasureOptions
 from headrace.app.bench.measure.peers import Peer, same_weights
 from headrace.app.bench.measure.plan import Test, parse_counts, plan
 from headrace.app.bench.measure.records import RunDocument
-from headrace.app.bench.measure.run import MeasureOptions, run
+from headrace.app.bench.measure.run import run
 from headrace.app.bench.measure.sample import Backend, Sample
 from headrace.app.bench.measure.setup import EngineSetup
 from headrace.app.bench.show import formats

@@ -14,10 +14,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from headrace.app.bench.measure import peers
+from headrace.app.bench.measure.open_engines import MeasureOptions
 from headrace.app.bench.measure.peers import ChildProcess, Peer, same_weights
 from headrace.app.bench.measure.plan import Test, parse_counts, plan
 from headrace.app.bench.measure.records import RunDocument
-from headrace.app.bench.measure.run import MeasureOptions, run
+from headrace.app.bench.measure.run import run
 from headrace.app.bench.measure.sample import Backend
 from headrace.app.bench.show import formats
 from headrace.app.bench.show.live import live_view

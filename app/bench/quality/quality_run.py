@@ -17,8 +17,8 @@ from msgspec import UNSET, Struct, UnsetType, field
 from msgspec.structs import replace
 
 from headrace.app.bench.measure.document import device_facts, model_facts
+from headrace.app.bench.measure.open_engines import use_threads
 from headrace.app.bench.measure.records import Device, ModelEntry
-from headrace.app.bench.measure.run import use_threads
 from headrace.app.bench.measure.setup import EngineSetup
 from headrace.app.bench.quality.figures import BLOCK, ComparedKind, QualityResult, quality_result
 from headrace.app.bench.quality.text import DEPTHS, SCORED, SHIPPED, Passage, passages, read_text

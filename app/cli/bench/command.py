@@ -23,9 +23,9 @@ from headrace.app.cli.say import checked_json, print_json, say
 from headrace.runtime.errors import INTERRUPTED, EngineError, UsageError
 
 if TYPE_CHECKING:
+    from headrace.app.bench.measure.open_engines import MeasureOptions
     from headrace.app.bench.measure.plan import Test
     from headrace.app.bench.measure.records import RunDocument
-    from headrace.app.bench.measure.run import MeasureOptions
 
 Document = TypeVar("Document")
 
@@ -137,7 +137,7 @@ def _measure(arguments: BenchArguments) -> int:
 def _run_options(arguments: BenchArguments) -> "MeasureOptions":
     """Check the options and plan the run. Raises UsageError."""
     from headrace.app.bench.measure.kv_formats import check_formats
-    from headrace.app.bench.measure.run import MeasureOptions
+    from headrace.app.bench.measure.open_engines import MeasureOptions
     from headrace.app.config.settings import chosen_model, load_settings
 
     tests = _tests(arguments)

@@ -15,9 +15,10 @@ from pathlib import Path
 import click
 from msgspec.structs import replace
 
+from headrace.app.bench.measure.open_engines import MeasureOptions
 from headrace.app.bench.measure.plan import plan
 from headrace.app.bench.measure.records import RunDocument
-from headrace.app.bench.measure.run import MeasureOptions, run
+from headrace.app.bench.measure.run import run
 from headrace.app.bench.show.live import live_view
 from headrace.app.bench.show.machine_report import machine_report
 from headrace.app.chat.download_plan import download_plan

@@ -18,8 +18,8 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.app import api
+from headrace.app.bench.measure.open_engines import MeasureOptions, load_spec
 from headrace.app.bench.measure.plan import Test
-from headrace.app.bench.measure.run import MeasureOptions, load_spec
 from headrace.app.config.load_options import HostsChoice, ModelSpec
 from headrace.app.hosts import examine as examination
 from headrace.app.hosts import load as hosts_load
