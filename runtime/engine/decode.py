@@ -1,7 +1,7 @@
 """One decode step in its six stages, for all scheduled sequences at once.
 
 A step feeds one token per decoding sequence and appends one K and one V entry per layer; prompt chunks may share the
-pass. While the device computes step n, step n + 1 is built on n's tokens, which are not read yet (`InFlightBatch` has
+pass. While the device computes step n, step n + 1 is built on n's tokens, which are not read yet (`in_flight.py` has
 the states). If such a token ends an answer, the entry of step n + 1 is committed and its token is never read. So
 nothing is rolled back.
 
@@ -106,7 +106,11 @@ def start(
     context = mean_context(chunks)  # now: each pass makes its caches longer as it is built
     kv_passes = kv.make_passes(rows)
     rest = iter(chunks)  # passes have the rows in order, so each takes the next chunks
-    passes = [_forward(network, kv_pass, list(islice(rest, len(kv_pass.rows))), before) for kv_pass in kv_passes]
+    passes: list[InFlightPass] = []
+    # No comprehension: an error that is kept would keep the comprehension's closure, and `before` in it.
+    for kv_pass in kv_passes:
+        group = list(islice(rest, len(kv_pass.rows)))
+        passes.append(_forward(network, kv_pass, group, before))
     # Ranks that take turns compute the passes one after the other: a pass's tokens are queued only when its sequences'
     # next pass is built. A single pass has no other to wait for, so its tokens are queued at once.
     takes_turns = network.division is not None and network.division.takes_turns
