@@ -8,6 +8,7 @@ Guard: tests/app/cli/test_sessions.py.
 from contextlib import suppress
 
 from headrace.runtime.config.paths import kept_chats_dir
+from headrace.runtime.errors import SessionError
 
 
 def kv_cache_bytes() -> int:
@@ -18,7 +19,24 @@ def kv_cache_bytes() -> int:
 
 
 def delete_kv_cache() -> None:
-    """Delete the cache of all sessions; its files do not name their session."""
-    with suppress(OSError):
-        for file in kept_chats_dir().iterdir():
-            file.unlink()
+    """Delete the cache of all sessions; its files do not name their session.
+
+    Raises SessionError if a file stays, after all others are deleted.
+    """
+    folder = kept_chats_dir()
+    failed: OSError | None = None
+    try:
+        files = list(folder.iterdir())
+    except FileNotFoundError:  # nothing was kept yet
+        return
+    except OSError as error:
+        files = []
+        failed = error
+    for file in files:
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            failed = error
+    if failed is not None:
+        text = f"K/V on disk, with the text of conversations, cannot be deleted: {failed.strerror}"
+        raise SessionError(text, f"delete the files in {folder}") from failed

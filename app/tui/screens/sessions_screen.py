@@ -167,7 +167,8 @@ class SessionsScreen(ListScreen[tuple[int, str] | None]):
         """Ask, then delete the K/V of all sessions from the disk; they are computed again when needed."""
 
         def clear() -> None:
-            delete_kv_cache()
+            with self._up_to_date():
+                delete_kv_cache()
             self._show_kv_size()
 
         text = f"Deletes {format_bytes(kv_cache_bytes())} of K/V; the sessions stay. A reopened one is prefilled again."

@@ -124,6 +124,17 @@ def test_a_session_is_renamed_and_removed(home: Path, session: str) -> None:
     assert document(home, "list") == []
 
 
+def test_kv_on_disk_that_cannot_be_deleted_is_an_error(home: Path, session: str) -> None:
+    folder = home / "cache" / "chats"
+    (folder / "a folder").mkdir(parents=True)  # no file, so it cannot be unlinked, also by root
+    (folder / "z").write_text("what was said")
+    failed = headrace(home, "sessions", "rm", session, "--yes", code=1).stderr
+    assert failed.startswith("headrace: K/V on disk, with the text of conversations, cannot be deleted")
+    assert str(folder) in failed
+    assert [file.name for file in folder.iterdir()] == ["a folder"]
+    assert document(home, "list") == []
+
+
 def test_the_paths_of_files_are_printed(home: Path) -> None:
     lines = headrace(home, "paths").stdout.splitlines()
     assert len(lines) == 7
