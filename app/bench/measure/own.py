@@ -1,7 +1,7 @@
 """headrace's own engine as a benchmark backend.
 
 `OwnEngine` is a `sample.Backend`, as the peers are. `measure` chooses by the kind of the test: a workload (`pair.py`),
-an arrival, a batch, or one sequence.
+an arrival (`arrival.py`), a batch, or one sequence.
 
 Requests are greedy, but for workloads at temperature 1. For tests of one sequence each depth has an engine whose prefix
 stays in the cache and is trimmed back before each repetition, where the cache allows it. A test feeds fresh random
@@ -11,15 +11,15 @@ Guard: tests/app/bench/measure/test_own.py.
 """
 
 import random
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 from msgspec.structs import replace
 
+from headrace.app.bench.measure.arrival import measure_arrival
 from headrace.app.bench.measure.pair import WorkloadPrompt, measure_pair
 from headrace.app.bench.measure.plan import Test
-from headrace.app.bench.measure.sample import Arrival, Sample
+from headrace.app.bench.measure.sample import Sample
 from headrace.app.bench.measure.setup import EngineSetup
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Event, Finished, Request, SequenceFailed, Step
@@ -258,71 +258,3 @@ def _follow(events: Iterator[Event], on_first: Callable[[], None] | None = None)
 
 def _mean(values: list[int]) -> float | None:
     return sum(values) / len(values) if values else None
-
-
-def measure_arrival(
-    engine: Engine, test: Test, prompts: Sequence[Sequence[int]], tokens: Callable[[int], list[int]]
-) -> Sample:
-    """Measure one repetition of a prompt that joins decoding sequences. Raises EngineError.
-
-    The prompt alone, the others before it arrives, and all together, so that drift affects all three. Latencies are
-    concatenated over the decoding sequences; TTFT counts from the submission of the joining prompt.
-
-    engine: has no other requests.
-    test: an arrival.
-    prompts: one for each decoding sequence.
-    tokens: returns so many fresh token ids.
-    """
-    # The prompt alone.
-    began = time.perf_counter()
-    alone = engine.submit(Request(tokens(test.prompt), max_tokens=1, speculate="off"))
-    while engine.has_work:
-        for _, event in engine.step():
-            if isinstance(event, Step):
-                alone_s = time.perf_counter() - began
-    assert alone.state == "finished"
-
-    # The others, until each has decoded enough.
-    running = [engine.submit(Request(prompt, speculate="off")) for prompt in prompts]
-    _steps(engine, running, test, until=lambda counts: min(counts.values()) > 0)
-    before = _steps(engine, running, test, until=lambda counts: min(counts.values()) >= test.generate)
-
-    # All together, until the joining prompt has its first token.
-    began = time.perf_counter()
-    joining = engine.submit(Request(tokens(test.prompt), max_tokens=1, speculate="off"))
-    meanwhile = _steps(engine, [*running, joining], test, until=lambda counts: counts[joining] > 0)
-    ttft_s = time.perf_counter() - began
-    for sequence in running:
-        engine.cancel(sequence)
-    while engine.has_work:
-        engine.step()
-    return Sample(
-        prefill_s=ttft_s,
-        first_step_s=0.0,  # `ttft_s` has the first step
-        latencies_s=[latency for sequence in running for latency in meanwhile[sequence]],
-        arrival=Arrival([latency for sequence in running for latency in before[sequence]], alone_s),
-    )
-
-
-def _steps(
-    engine: Engine,
-    sequences: Sequence[EngineSequence],
-    test: Test,
-    *,
-    until: Callable[[dict[EngineSequence, int]], bool],
-) -> dict[EngineSequence, list[float]]:
-    """Step the engine and return each sequence's inter-token latencies.
-
-    engine: has no other requests.
-    sequences: to wait for.
-    test: named if a sequence ends.
-    until: returns True for the numbers of steps at which to end.
-    """
-    latencies_s: dict[EngineSequence, list[float]] = {sequence: [] for sequence in sequences}
-    while not until({sequence: len(latencies) for sequence, latencies in latencies_s.items()}):
-        for sequence, event in engine.step():
-            if isinstance(event, Step):
-                latencies_s[sequence].append(event.record.latency_s)
-            elif isinstance(event, Finished | SequenceFailed):
-                raise EngineError(f"{test.label}: a sequence ended during the measurement")
-    return latencies_s
