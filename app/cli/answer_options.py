@@ -1,4 +1,4 @@
-"""Command-line options of an answer, from the table of `app.answer.options`; a command's arguments as one object.
+"""Command-line options of an answer, from the table of `app.answer.options`.
 
 A new type of value (`runtime/config/value_types.py`) needs its case in `answer_option`; a new option of a known type
 needs nothing here.
@@ -8,11 +8,12 @@ Guards: tests/app/cli/test_commands.py, and test_run_settings.py for values and 
 
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from headrace.app.answer.options import OPTIONS, AnswerOptions, ThinkingValue
+from headrace.app.cli.decorators import CommandFunction
 from headrace.app.config.bounded_input import is_schema, read_grammar_file
 from headrace.models.text.thinking import LEVELS
 from headrace.runtime.config.value_types import (
@@ -26,10 +27,6 @@ from headrace.runtime.config.value_types import (
     Whole,
 )
 from headrace.runtime.errors import UsageError
-
-CommandFunction = Callable[..., object]
-R = TypeVar("R")
-T = TypeVar("T")
 
 
 def answer_options(command: CommandFunction) -> CommandFunction:
@@ -76,19 +73,6 @@ def answer_option(name: str) -> Callable[[CommandFunction], CommandFunction]:
             return click.option(*declared, type=int, help=help)
         case _:
             return click.option(*declared, type=float, help=help)
-
-
-def as_object(kind: Callable[..., T]) -> Callable[[Callable[[T], R]], Callable[..., R]]:
-    """Return a decorator that passes a command's arguments as one object of `kind`."""
-
-    def decorate(command: Callable[[T], R]) -> Callable[..., R]:
-        @wraps(command)
-        def collected(**arguments: object) -> R:
-            return command(kind(**arguments))
-
-        return collected
-
-    return decorate
 
 
 def read_options(given: Mapping[str, Any]) -> AnswerOptions:

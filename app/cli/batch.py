@@ -17,9 +17,10 @@ from msgspec import Struct
 
 from headrace.app.answer import MAX_RUNNING
 from headrace.app.answer.options import AnswerOptions, recommended_options, sampling_source
-from headrace.app.cli.answer_options import answer_options, as_object
+from headrace.app.cli.answer_options import answer_options
 from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.completion import files
+from headrace.app.cli.decorators import as_object
 from headrace.app.cli.load_for_answers import load_draft
 from headrace.app.cli.model_options import LoadArguments, model_options, named_model_option
 from headrace.app.cli.say import print_json, say

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import Struct
 
-from headrace.app.cli.answer_options import answer_option, as_object, read_options
+from headrace.app.cli.answer_options import answer_option, read_options
 from headrace.app.cli.completion import session_ids
+from headrace.app.cli.decorators import as_object
 from headrace.app.cli.load_for_answers import agree_to_copy
 from headrace.app.cli.model_options import (
     LoadArguments,

@@ -9,7 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 from msgspec.structs import asdict
 
-from headrace.app.cli.model_options import json_option
+from headrace.app.cli.decorators import json_option
 from headrace.app.cli.say import print_json, say
 from headrace.app.output.explanations import FIELDS, Explanation, explanation, explanations
 

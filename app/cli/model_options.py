@@ -14,6 +14,7 @@ import click
 from msgspec import Struct
 
 from headrace.app.cli.completion import files, model_names
+from headrace.app.cli.decorators import CommandFunction
 from headrace.app.config.load_options import (
     ACTIVATION_NAMES,
     KV_NAMES,
@@ -26,8 +27,6 @@ from headrace.runtime.errors import UsageError
 
 if TYPE_CHECKING:
     from headrace.app.config.settings import Settings
-
-CommandFunction = Callable[..., object]
 
 
 class LoadArguments(Struct, frozen=True, kw_only=True):
@@ -80,9 +79,6 @@ def load_arguments(command: CommandFunction) -> CommandFunction:
         return command(load=LoadArguments(**{name: arguments.pop(name) for name in names}), **arguments)
 
     return collected
-
-
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 
 
 def named_model_option(help: str) -> Callable[[CommandFunction], CommandFunction]:

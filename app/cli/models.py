@@ -13,8 +13,8 @@ import click
 
 from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.completion import installed_names, model_names
+from headrace.app.cli.decorators import json_option
 from headrace.app.cli.load_for_answers import agree_to_copy
-from headrace.app.cli.model_options import json_option
 from headrace.app.cli.models_list import print_models
 from headrace.app.cli.models_show import fact_rows
 from headrace.app.cli.models_verify import verified_line, verify_model

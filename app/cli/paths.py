@@ -5,7 +5,7 @@ Guard: tests/app/cli/test_sessions.py.
 
 import click
 
-from headrace.app.cli.model_options import json_option
+from headrace.app.cli.decorators import json_option
 from headrace.app.cli.say import print_json
 from headrace.app.config.presets import presets_path
 from headrace.app.config.settings import settings_path, write_default

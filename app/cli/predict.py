@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import Struct
 
-from headrace.app.cli.answer_options import as_object
 from headrace.app.cli.completion import chip_names
-from headrace.app.cli.model_options import json_option, kv_option, named_model_option
+from headrace.app.cli.decorators import as_object, json_option
+from headrace.app.cli.model_options import kv_option, named_model_option
 from headrace.app.cli.say import print_json
 from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.runtime.errors import UsageError

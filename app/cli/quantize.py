@@ -11,8 +11,8 @@ import click
 
 from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.completion import chip_names, model_names
+from headrace.app.cli.decorators import json_option
 from headrace.app.cli.load_for_answers import install_file
-from headrace.app.cli.model_options import json_option
 from headrace.app.cli.say import checked_json, print_json, say
 
 

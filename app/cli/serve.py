@@ -17,8 +17,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from headrace.app.answer import MAX_RUNNING
-from headrace.app.cli.answer_options import as_object
 from headrace.app.cli.awake import keep_awake
+from headrace.app.cli.decorators import as_object
 from headrace.app.cli.model_options import LoadArguments, model_option, model_options
 from headrace.app.cli.say import say
 from headrace.runtime.errors import ModelNotFoundError, UsageError

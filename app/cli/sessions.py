@@ -14,7 +14,7 @@ import click
 from msgspec.structs import asdict
 
 from headrace.app.cli.completion import session_ids
-from headrace.app.cli.model_options import json_option
+from headrace.app.cli.decorators import json_option
 from headrace.app.cli.say import confirm, print_json
 from headrace.app.output.document import json_text
 from headrace.app.output.output_file import write_output

@@ -8,7 +8,8 @@ import sys
 
 import click
 
-from headrace.app.cli.model_options import json_option, named_model_option
+from headrace.app.cli.decorators import json_option
+from headrace.app.cli.model_options import named_model_option
 from headrace.app.cli.say import print_json, say
 from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.units import counted

@@ -7,12 +7,11 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from headrace.app.cli.answer_options import as_object
+from headrace.app.cli.decorators import as_object, json_option
 from headrace.app.cli.model_options import (
     LoadArguments,
     activations_option,
     hosts_options,
-    json_option,
     kv_option,
     load_arguments,
     named_model_option,

@@ -13,8 +13,9 @@ import click
 from msgspec.structs import asdict
 
 from headrace.app.cli.completion import files
+from headrace.app.cli.decorators import json_option
 from headrace.app.cli.doctor.diagnosis import DoctorReport, Finding, findings, gather
-from headrace.app.cli.model_options import json_option, named_model_option
+from headrace.app.cli.model_options import named_model_option
 from headrace.app.cli.say import print_json
 from headrace.app.output.progress import drawn_progress
 from headrace.app.output.sanitise import sanitise

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import click
 
-from headrace.app.cli.answer_options import answer_options, as_object
+from headrace.app.cli.answer_options import answer_options
 from headrace.app.cli.completion import files, prompt_files, session_ids
+from headrace.app.cli.decorators import as_object
 from headrace.app.cli.model_options import model_option, model_options
 from headrace.app.cli.run.arguments import RunArguments
 
