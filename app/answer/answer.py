@@ -68,11 +68,23 @@ class EncodedPrompt(Struct, frozen=True):
 class Answer:
     """An answer being generated. Times count from `EncodedPrompt.started`.
 
-    steps: those so far.
-    finished: its end, once there.
+    From its preparation:
+    prompt, request: of the engine.
+    unchecked_tools: tools whose calls may have any arguments, and why their schema cannot be guaranteed.
+    sensors: read at its first step and at its end, for `energy`; None: not at all. Its user may set them before.
+
+    So far:
+    steps: in order; a step that gave no token but the one that ended the turn is not among them (`records` has it).
+    chunks: of the prefill: seconds from the start, prompt tokens computed by then.
+    calls: of tools, in order.
+    reports: log probabilities of its tokens, if they were requested.
     ttft_s: seconds to the first text or tool call; None until then.
-    cpu_use: of the machine from the first step to the end, from the prefill on if that is too short; None if unknown.
-    energy: of the machine from the first step to the end, if `sensors` were set before it; None if unknown.
+
+    At its end:
+    finished: its end; None until then.
+    e2e_s: seconds from the start.
+    cpu_use: of the machine from the first step on, or from the prefill on if that is too short; None if unknown.
+    energy: of the machine from the first step on; None if unknown.
     """
 
     def __init__(
@@ -83,42 +95,42 @@ class Answer:
         stop: Sequence[str] = (),
         own_processes: Sequence[int] = (),
         tools: ToolStream | None = None,
+        unchecked_tools: Mapping[str, str] | None = None,
         mbu: Callable[[Summary], float | None] = lambda _: None,
     ) -> None:
         """Raises UsageError for an empty stop string.
 
+        stop: texts that end the answer.
         own_processes: see `CPUMeter`.
         tools: see `AnswerText`.
         mbu: computes the MBU of the summary; by default it is unknown.
         """
         self.prompt = prompt
         self.request = request
+        self.unchecked_tools: Mapping[str, str] = unchecked_tools or {}
+        self.sensors: Sensors | None = None
+        self._mbu = mbu
+        self._own_processes = own_processes
+
         self.steps: list[Step] = []
         self.chunks: list[tuple[float, int]] = []
-        """Prefill chunks: end in seconds from the start, prompt tokens computed by then."""
-        self.finished: Finished | None = None
-        self.ttft_s: float | None = None
-        self.e2e_s = 0.0
-        self.cpu_use: CPUUse | None = None
-        self.energy: EnergyUse | None = None
-        self.sensors: Sensors | None = None
-        self._energy_meter: EnergyMeter | None = None
-        self._own_processes = own_processes
-        self._mbu = mbu
-        # Two at most: from the first event on, and from the first step on. A short answer needs the longer one.
-        self._meters: list[CPUMeter] = []
-        self._text = AnswerText(tokenizer, request, stop, tools, thinks=prompt.thinking, has_kinds=prompt.has_kinds)
-        self.reports: list[TokenReport] = []
-        """Log probabilities of its tokens so far, if they were requested."""
         self.calls: list[ToolCall] = []
-        """Tool calls so far, in order."""
-        self.unchecked_tools: Mapping[str, str] = {}
-        """Tools whose calls may have any arguments, and why their schema cannot be guaranteed."""
+        self.reports: list[TokenReport] = []
+        self.ttft_s: float | None = None
+        self._text = AnswerText(tokenizer, request, stop, tools, thinks=prompt.thinking, has_kinds=prompt.has_kinds)
         self._repetition = RepetitionDetector()
         # Joined when they are read: an answer may have thousands of steps.
         self._pieces: list[str] = []  # all text, tags of thinking sections included
         self._thinking: list[str] = []
         self._content: list[str] = []
+
+        self.finished: Finished | None = None
+        self.e2e_s = 0.0
+        self.cpu_use: CPUUse | None = None
+        self.energy: EnergyUse | None = None
+        # Two at most: from the first event on, and from the first step on. A short answer needs the longer one.
+        self._meters: list[CPUMeter] = []
+        self._energy_meter: EnergyMeter | None = None
 
     def take(self, event: Event) -> Part:
         """Return the text event of an engine's event. Raises the error that the answer failed with."""

@@ -161,17 +161,16 @@ class Answerer:
         if form is not None:
             is_certain = grammar is not None  # the grammar makes every beginning of a call a whole one
             calls = ToolStream(form.form, form.marks, thinking=prompt.thinking, certain=is_certain)
-        answer = Answer(
+        return Answer(
             prompt,
             request,
             self.model.tokenizer,
             stop=options.stop or (),
             own_processes=self._own_processes,
             tools=calls,
+            unchecked_tools=unchecked,
             mbu=self._mbu,
         )
-        answer.unchecked_tools = unchecked
-        return answer
 
     def stream(self, answer: Answer) -> Generator[Part, None, None]:
         """Generate one answer alone: the text events up to `Completed`. Closing the generator ends the generation.
