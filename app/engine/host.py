@@ -82,7 +82,6 @@ class EngineHost:
     spec: the way it was loaded, and whether a server or a chat reads the answers.
 
     idle: work between answers.
-    timed_every: one decode step in so many is timed by part, none for 0; `process.Server` sets it before each step.
     """
 
     def __init__(
@@ -118,7 +117,6 @@ class EngineHost:
         self.idle = IdleWork(resolved, self._disk_cache)
         if spec.serving:  # any request may have a schema
             self.idle.prepare = self._answerer.prepare_grammars
-        self.timed_every = TIMED_EVERY
         watch_garbage()
 
     @classmethod
@@ -269,13 +267,16 @@ class EngineHost:
         """Use at most `total` bytes for K/V."""
         self._answerer.engine.limit_kv(total)
 
-    def step(self, send: Send) -> None:
-        """Run one step of all answers. Raises the errors of `Engine.step`: call `drop` then."""
+    def step(self, send: Send, timed_every: int = TIMED_EVERY) -> None:
+        """Run one step of all answers. Raises the errors of `Engine.step`: call `drop` then.
+
+        timed_every: one decode step in so many is timed by part; 0: none.
+        """
         batch = 0  # sequences of the step; 0 for one without tokens
         text_s = self._text_s
         if self._serving:  # the more answers, the less often come the deltas of each
             text_s *= max(1, len(self._running) / 2)
-        self._answerer.engine.timer.every = self.timed_every
+        self._answerer.engine.timer.every = timed_every
         for answer, event in self._answerer.step():
             running = self._running[answer]
             match event:

@@ -266,11 +266,10 @@ class Server:
             self._run(command)
             if time.monotonic() > until:
                 break
-        host.timed_every = self._inbox.timed_every
         if self._inbox.kv_bytes is not None:
             host.limit_kv(self._inbox.kv_bytes)
         try:
-            host.step(self._send)
+            host.step(self._send, self._inbox.timed_every)
         except Exception as error:  # all answers end with it, the process goes on
             for generation in host.drop():
                 self._send(_failed(generation, error))

@@ -13,7 +13,7 @@ from headrace.app.answer.options import AnswerOptions
 from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine import batch_monitor, outbox
 from headrace.app.engine.client import EngineClient
-from headrace.app.engine.commands import Generate
+from headrace.app.engine.commands import TIMED_EVERY, Generate
 from headrace.app.engine.events import BatchStatus, ContextFull, Delta, Done, Event, Failed, Ready
 from headrace.app.engine.host import EngineHost
 from headrace.app.engine.outbox import SERVED_TEXT_S, TEXT_S
@@ -40,9 +40,11 @@ def asked(number: int, tokens: int = 20, **change: Any) -> Generate:
     return Generate(**{"id": number, "messages": HELLO, "options": options} | change)
 
 
-def run(host: EngineHost, events: list[Event], after: Callable[[], None] = lambda: None) -> None:
+def run(
+    host: EngineHost, events: list[Event], after: Callable[[], None] = lambda: None, timed_every: int = TIMED_EVERY
+) -> None:
     while host.busy:
-        host.step(events.append)
+        host.step(events.append, timed_every)
         after()
 
 
@@ -118,11 +120,10 @@ def test_status_covers_all_running_requests(host: EngineHost, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("timed_every", [16, 0])
-def test_records_of_all_steps_are_sent(host: EngineHost, monkeypatch: pytest.MonkeyPatch, timed_every: int) -> None:
-    monkeypatch.setattr(host, "timed_every", timed_every)
+def test_records_of_all_steps_are_sent(host: EngineHost, timed_every: int) -> None:
     events: list[Event] = []
     begin(host, asked(1), CancelFlag(), events.append)
-    run(host, events)
+    run(host, events, timed_every=timed_every)
     deltas = [event for event in events if isinstance(event, Delta)]
     records = [record for delta in deltas for record in delta.records]
     assert sum(record.tokens for record in records) == 20
@@ -169,7 +170,7 @@ class Broken:
     busy = True
     idle = None
 
-    def step(self, _: Any) -> None:
+    def step(self, *_: Any) -> None:
         raise NotEnoughMemoryError("no memory", "a hint")
 
     def drop(self) -> list[int]:
