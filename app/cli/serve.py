@@ -218,7 +218,7 @@ def _end_with(parent: int) -> None:
 
 def _check_installed(names: Iterable[str]) -> None:
     """Raise ModelNotFoundError for a name that no installed model has, nor one of another program."""
-    from headrace.app.server.models import installed_models
+    from headrace.app.server.installed import installed_models
 
     for name in names:
         if not installed_models([name]):

@@ -27,8 +27,8 @@ from headrace.app.server.application import Served, ServerOptions, application
 from headrace.app.server.connection import http_options
 from headrace.app.server.engine import ServedEngine
 from headrace.app.server.errors import ApiError
+from headrace.app.server.installed import InstalledModel, installed_models
 from headrace.app.server.metrics import Metrics
-from headrace.app.server.models import InstalledModel, installed_models
 from headrace.app.server.served_models import ServedModels
 from headrace.app.server.telemetry import Telemetry
 from headrace.runtime import errors

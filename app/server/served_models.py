@@ -20,7 +20,7 @@ from headrace.app.config.load_options import ModelSpec, kv_choice
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.server.engine import ServedEngine
 from headrace.app.server.errors import ApiError
-from headrace.app.server.models import InstalledModel, is_loosely, is_served, model_named
+from headrace.app.server.installed import InstalledModel, is_loosely, is_served, model_named
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.costs import loaded_weight_bytes, working_memory
 from headrace.models.cost.shape_sources import shape_of_checkpoint

@@ -14,7 +14,7 @@ from headrace.app.config.load_options import ModelSpec
 from headrace.app.server import served_models
 from headrace.app.server.engine import ServedEngine
 from headrace.app.server.errors import ApiError
-from headrace.app.server.models import InstalledModel, installed_models, is_loosely, model_named
+from headrace.app.server.installed import InstalledModel, installed_models, is_loosely, model_named
 from headrace.app.server.served_models import ServedModels, memory_needed
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.shape_sources import shape_of_checkpoint
