@@ -103,6 +103,8 @@ class Engine:
     chunk_budget: prompt tokens of a pass, instead of the measured budget.
     draft: a smaller network of the same vocabulary.
     pass_costs: stored pass times.
+
+    Users may read `kv`, and set `first_pass.report`, `timer.every` and `ending.on_release`.
     """
 
     def __init__(
@@ -204,6 +206,34 @@ class Engine:
         self._drafting.check(request.speculate)
         self._budget.check(len(request.prompt))
 
+    def prefetch(self, prompt: list[int], stop: Callable[[], bool]) -> PrefetchedPrompt | None:
+        """Prefill the expected beginning of the next prompt, while no request waits; return the prefilled part.
+
+        Without `keep_prefix` nothing is done, and None is returned.
+
+        stop: called between chunks; True ends the prefill early, with nothing lost.
+
+        Raises the errors of `generate`.
+        """
+        self._check_idle()
+        self.check(Request(prompt))
+        if not self._keeps:
+            return None
+        try:
+            with memory_errors(self._cost.weight_bytes), self.first_pass.watched():
+                self._memory.begin_work(num_sequences=1)
+                reserved = min(len(prompt) + OUTPUT_RESERVED, self._budget.limit)
+                cache = self.kv.acquire(prompt, reserved)
+                reused = cache.committed
+                prefill_prompt(self.network, self.kv, cache, prompt, self._chunk_budget.alone, stop)
+                prefetched = PrefetchedPrompt(cache.committed, cache.committed_bytes, cache.allocated_bytes, reused)
+                self.kv.release(cache, prompt)
+                self._stop_work()
+                return prefetched
+        except BaseException:  # Ctrl-C, too, as in `_guarded`
+            self._abandon_work()
+            raise
+
     def cancel(self, sequence: Sequence) -> None:
         """End a sequence: its `Finished` comes with the next step. Nothing happens to one that has ended."""
         sequence.cancelled = True
@@ -255,6 +285,12 @@ class Engine:
         if self.kv.pool is None:
             return 0
         return self.kv.pool.index.shared_blocks(tokens)
+
+    def _check_idle(self) -> None:
+        if self._generating or self._scheduler:
+            raise EngineError("the engine is already generating", "close the other generation first")
+
+    # -- one step: schedule, run, commit, deliver ------------------------------------------------------------------
 
     def step(self) -> list[Delivery]:
         """Run one step of all sequences: schedule, run, commit, deliver. May have nothing to deliver yet.
@@ -388,37 +424,7 @@ class Engine:
         facts = self._clock.read(in_flight, self._drafting.controller)
         return commit_batch(computed, facts, self.kv, self.ending)
 
-    def prefetch(self, prompt: list[int], stop: Callable[[], bool]) -> PrefetchedPrompt | None:
-        """Prefill the expected beginning of the next prompt, while no request waits; return the prefilled part.
-
-        Without `keep_prefix` nothing is done, and None is returned.
-
-        stop: called between chunks; True ends the prefill early, with nothing lost.
-
-        Raises the errors of `generate`.
-        """
-        self._check_idle()
-        self.check(Request(prompt))
-        if not self._keeps:
-            return None
-        try:
-            with memory_errors(self._cost.weight_bytes), self.first_pass.watched():
-                self._memory.begin_work(num_sequences=1)
-                reserved = min(len(prompt) + OUTPUT_RESERVED, self._budget.limit)
-                cache = self.kv.acquire(prompt, reserved)
-                reused = cache.committed
-                prefill_prompt(self.network, self.kv, cache, prompt, self._chunk_budget.alone, stop)
-                prefetched = PrefetchedPrompt(cache.committed, cache.committed_bytes, cache.allocated_bytes, reused)
-                self.kv.release(cache, prompt)
-                self._stop_work()
-                return prefetched
-        except BaseException:  # Ctrl-C, too, as in `_guarded`
-            self._abandon_work()
-            raise
-
-    def _check_idle(self) -> None:
-        if self._generating or self._scheduler:
-            raise EngineError("the engine is already generating", "close the other generation first")
+    # -- memory around work ----------------------------------------------------------------------------------------
 
     def _stop_work(self) -> None:
         """Free memory at the end of work."""
