@@ -1,7 +1,7 @@
 """Fields of a request's JSON body, typed: those of every client's form, and the answer options among them.
 
-Server and batch read bodies with these functions alone, so that a wrong value has the same error everywhere: it names
-the field. Unknown fields are ignored by the server and refused by a batch, which calls `refuse_unknown` first.
+Server and batch read bodies with these functions, so that a wrong value has the same error everywhere: it names the
+field. Unknown fields are ignored here.
 
 Guard: tests/app/server/test_openai.py.
 """

@@ -1,7 +1,7 @@
 """The loaded model and its machine, as the chat shows them.
 
-`EngineHost.card` fills it and `Ready` carries it; `telemetry.py` writes it for other machines. A new field is set
-there, and has a default or a value in `telemetry._read_card`.
+`EngineHost.card` fills it and `Ready` carries it; `telemetry.py` writes it for other machines. A new field is set in
+`EngineHost.card`, and has a default or a value in `telemetry._read_card`.
 
 Guard: tests/app/engine/test_client.py.
 """

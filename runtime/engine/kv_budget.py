@@ -1,8 +1,9 @@
 """Memory for the K/V of all sequences, reserved in chunks by the formulas of `runtime.metrics.cost`.
 
-Numbers only: the scheduler reserves before it admits a sequence or lets it append, and `Ending` releases. K/V backends
-allocate within these reservations, and cached prefixes get the rest (`spare`). Guards:
-tests/runtime/engine/test_scheduler.py, and test_memory_guard.py, which compares them with MLX's own counter.
+Numbers only: the scheduler reserves before it admits a sequence or lets it append. A preemption and an end release. K/V
+backends allocate within these reservations, and cached prefixes get the rest (`spare`).
+
+Guards: tests/runtime/engine/test_scheduler.py, and test_memory_guard.py, which compares them with MLX's own counter.
 """
 
 from headrace.runtime.engine.sequence import Sequence

@@ -8,7 +8,7 @@ memory is short, the youngest sequence is preempted: its cache is released, and 
 and fed its tokens again. The oldest is never preempted.
 
 `Engine` calls `admit`, then `plan`, once a step; `Drafting` adds draft tokens by `extend`, and `Ending` calls `remove`.
-The order of the chunks that `plan` returns is part of its contract: `decode.start` and `InFlightPass` rely on it.
+The order of the chunks that `plan` returns is part of its contract: `decode.start` and `BuiltPass` rely on it.
 tests/runtime/engine/test_scheduler.py runs it without a network.
 """
 

@@ -54,7 +54,7 @@ def sample(logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[int]) -
     # The upper 24 bits of a key: as many as a float32 fraction of 1 has without rounding.
     points = _column((key >> 40) * 2.0**-24 for key in keys)
     sampled = mx.argmax(reached > points * reached.max(axis=-1, keepdims=True), axis=-1)  # the first index
-    # With a NaN or infinite logit the mass is NaN; then the best token, so that the engine sees it (`InFlightBatch`).
+    # With a NaN or infinite logit the mass is NaN; then the best token, which `SelectedPass` then reads and refuses.
     use_sampled = mx.isfinite(logits.max(axis=-1)) & ~mx.array(is_greedy)
     return mx.where(use_sampled, sampled, best)
 

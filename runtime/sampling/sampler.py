@@ -18,7 +18,7 @@ serves the rows of all sequences, each with its own rule and key; rows do not af
 integers; tokens and counts stay on the device. The same seed on the same machine gives the same tokens.
 `logprobs` are those of the logits before any stage.
 
-`InFlightBatch.select` calls `choose` for all sequences of a pass. A key depends on a token's position alone, so drafts
+`BuiltPass.select` calls `choose` for all sequences of a pass. A key depends on a token's position alone, so drafts
 and preemption change no output. Guards: tests/runtime/sampling/test_sampler.py (each stage in plain Python) and
 tests/runtime/speculation/test_speculation_distribution.py.
 B = sequences, V = vocabulary.
