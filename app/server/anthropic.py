@@ -227,7 +227,7 @@ class MessageForm:
         self._head = {"id": f"msg_{token_hex(12)}", "type": "message", "role": "assistant", "model": model}
         self._started = False  # `message_start` was sent
         self._call = call
-        self._own: dict[str, object] = {}  # fields of headrace alone
+        self._extension: dict[str, object] = {}  # the `headrace` field of the message, or nothing
         self._blocks: list[str] = []  # kinds of the blocks so far: text, thinking or tool_use
         self._open = False  # the last block has not ended in the stream
 
@@ -238,7 +238,7 @@ class MessageForm:
     def take(self, choice: int, event: Event) -> bytes:  # noqa: ARG002 - there is one
         """Return the events of an event."""
         if extra := prefix_of(self._call, event):
-            self._own = {"headrace": extra}
+            self._extension = {"headrace": extra}
         pieces = [self._start(event)]
         if isinstance(event, Delta | Done):
             pieces += [self._part(part) for part in self._answer.take(event)]
@@ -266,7 +266,7 @@ class MessageForm:
             content.append({"type": "text", "text": answer.content})
         content += [{**_tool_use(call), "input": call.value} for call in answer.calls]
         delta, usage = self._end()
-        return {**self._head, "content": content, **delta, "usage": usage, **self._own}
+        return {**self._head, "content": content, **delta, "usage": usage, **self._extension}
 
     def _start(self, event: Event) -> bytes:
         if self._started:
@@ -283,7 +283,7 @@ class MessageForm:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            **self._own,
+            **self._extension,
         }
         document = {"type": "message_start", "message": {**message, "usage": {**usage, "output_tokens": 0}}}
         return named_event("message_start", document)

@@ -37,8 +37,8 @@ from headrace.app.server.guard import Rules
 from headrace.app.server.metrics import Metrics
 from headrace.app.server.models import installed_object, model_list, model_object
 from headrace.app.server.respond import (
+    DisconnectedError,
     DocumentResponse,
-    LeftError,
     StreamResponse,
     answer,
     thinking_of,
@@ -58,7 +58,7 @@ _ROUTING_ERRORS = {
     ),
     405: ("method_not_allowed", "this endpoint takes other methods; the Allow header has them"),
 }
-_LEFT = 499  # in the log: the client closed the connection
+_CLIENT_CLOSED_REQUEST = 499  # in the log: the client closed the connection
 Log = Callable[[str], None]
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -231,7 +231,9 @@ def application(served: Served, lifespan: Callable[[Starlette], AbstractAsyncCon
     app = Starlette(
         routes=routes(served),
         middleware=middleware,
-        exception_handlers=dict.fromkeys((HTTPException, ApiError, HeadraceError, LeftError, Exception), _failed),
+        exception_handlers=dict.fromkeys(
+            (HTTPException, ApiError, HeadraceError, DisconnectedError, Exception), _failed
+        ),
         lifespan=lifespan,
     )
     return _Outer(app, served)
@@ -239,8 +241,8 @@ def application(served: Served, lifespan: Callable[[Starlette], AbstractAsyncCon
 
 async def _failed(request: Request, error: Exception) -> Response:
     """Return the response of any exception, in the form of the endpoint's family."""
-    if isinstance(error, LeftError):
-        return Response(status_code=_LEFT)
+    if isinstance(error, DisconnectedError):
+        return Response(status_code=_CLIENT_CLOSED_REQUEST)
     if isinstance(error, HTTPException):
         code, message = _ROUTING_ERRORS.get(error.status_code, ("invalid_request", str(error.detail)))
         return _response(request.url.path, ApiError(error.status_code, message, code), error.headers)
@@ -287,5 +289,5 @@ class _Outer:
         finally:
             counted_path = path if path in self._paths else "other"
             self._served.metrics.requests.labels(counted_path, status).inc()
-            asked = f"{scope['method']} {quote(path, safe=_PLAIN)}"
-            self._served.options.log(f"{asked:.100} {status} {time.monotonic() - started:.3f} s")
+            request_line = f"{scope['method']} {quote(path, safe=_PLAIN)}"
+            self._served.options.log(f"{request_line:.100} {status} {time.monotonic() - started:.3f} s")

@@ -195,10 +195,10 @@ class ServedEngine:
             return self.card.name
         return self._given_name or Path(self.spec.name or DEFAULT_MODEL).name
 
-    def watch(self, more: int) -> None:
-        """Count more readers of step records, or fewer: the engine sends records only while there are some."""
+    def watch(self, change: int) -> None:
+        """Count more readers of step records, or fewer: parts of steps are timed only while there are some."""
         before = self._watchers
-        self._watchers = self._watchers + more
+        self._watchers += change
         if bool(before) != bool(self._watchers):
             self._instruct()
 
@@ -214,14 +214,14 @@ class ServedEngine:
         self.check_stopping()
         if self.open + len(commands) > self._max_open:
             raise ApiError(429, "too many requests are waiting", "queue_full", retry_after=self._retry_after())
-        answering = Answering(self._left, [command.id for command in commands], int(watched))
+        answering = Answering(self._leave, [command.id for command in commands], int(watched))
         self.watch(answering.watchers)
         try:
             for command in commands:
                 self._answering[command.id] = answering
                 self._client.submit(command)
         except BaseException:  # also one of pickling: the request must not count as open
-            self._left(answering)
+            self._leave(answering)
             raise
         self._poll()
         return answering
@@ -345,7 +345,8 @@ class ServedEngine:
             answering.fail(error)
         self._answering.clear()
 
-    def _left(self, answering: Answering) -> None:
+    def _leave(self, answering: Answering) -> None:
+        """Cancel the generations of a request that have not ended. Later calls do nothing."""
         for generation in answering.open:
             if self._answering.pop(generation, None) is not None:
                 self._client.cancel(generation)

@@ -56,10 +56,10 @@ class Rules(Struct, frozen=True):
         assert self.key is not None
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            given = token.strip()
+            key = token.strip()
         else:
-            given = headers.get("x-api-key", "")
-        return compare_digest(given.encode("utf-8", "replace"), self.key.encode("utf-8", "replace"))
+            key = headers.get("x-api-key", "")
+        return compare_digest(key.encode("utf-8", "replace"), self.key.encode("utf-8", "replace"))
 
 
 def is_loopback(host: str) -> bool:

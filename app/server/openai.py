@@ -32,16 +32,16 @@ class OpenAIForm(ABC):
     keep_alive = COMMENT
     prefix: str
     """Beginning of an answer's identifier."""
-    whole: str
-    """Type of the document."""
-    chunk: str
-    """Type of a stream's chunks."""
+    document_type: str
+    """`object` of the document."""
+    chunk_type: str
+    """`object` of a stream's chunks."""
 
     def __init__(self, call: Call, model: str) -> None:
         """model: the name of the one that answers."""
         self._call = call
         self._answers = [AnswerParts() for _ in range(call.choices)]
-        self._own: dict[str, object] = {}  # the `headrace` object of the document
+        self._extension: dict[str, object] = {}  # the `headrace` object of the document
         self._about = {"id": f"{self.prefix}-{token_hex(12)}", "created": int(time.time()), "model": model}
 
     def begin(self) -> bytes:
@@ -66,7 +66,7 @@ class OpenAIForm(ABC):
     def _figures(self, event: Event) -> bytes:
         """Return a chunk of what only headrace's own clients ask for."""
         extra = prefix_of(self._call, event)
-        self._own |= extra
+        self._extension |= extra
         figures = None
         if self._call.steps:
             figures = document(event)
@@ -74,14 +74,14 @@ class OpenAIForm(ABC):
             name, data = figures
             extra |= {"event": name, "data": data}
         if extra:
-            return data_events([{**self._head(self.chunk), "choices": [], "headrace": extra}])
+            return data_events([{**self._head(self.chunk_type), "choices": [], "headrace": extra}])
         return b""
 
     def end(self) -> bytes:
         """Return the chunk with the usage, if asked for, and the end mark."""
         usage = b""
         if self._call.include_usage:
-            usage = data_events([{**self._head(self.chunk), "choices": [], "usage": self._usage()}])
+            usage = data_events([{**self._head(self.chunk_type), "choices": [], "usage": self._usage()}])
         return usage + b"data: [DONE]\n\n"
 
     def failed(self, error: ApiError) -> bytes:
@@ -90,10 +90,10 @@ class OpenAIForm(ABC):
 
     def document(self) -> dict[str, object]:
         """Return the whole answer."""
-        whole = {**self._head(self.whole), "choices": self._choices(), "usage": self._usage()}
-        if self._own:
-            whole["headrace"] = self._own
-        return whole
+        completion = {**self._head(self.document_type), "choices": self._choices(), "usage": self._usage()}
+        if self._extension:
+            completion["headrace"] = self._extension
+        return completion
 
     def _head(self, kind: str) -> dict[str, object]:
         return {"id": self._about["id"], "object": kind, **self._about, "system_fingerprint": "headrace"}
@@ -103,7 +103,7 @@ class OpenAIForm(ABC):
     ) -> dict[str, object]:
         """Return a chunk of one choice. text: its `text` or its `delta`."""
         choice = {"index": index, **text, "logprobs": logprobs, "finish_reason": reason}
-        chunk = {**self._head(self.chunk), "choices": [choice]}
+        chunk = {**self._head(self.chunk_type), "choices": [choice]}
         if self._call.include_usage:
             chunk["usage"] = None
         return chunk
@@ -116,8 +116,8 @@ class ChatForm(OpenAIForm):
     """Answers as chat completions."""
 
     prefix = "chatcmpl"
-    whole = "chat.completion"
-    chunk = "chat.completion.chunk"
+    document_type = "chat.completion"
+    chunk_type = "chat.completion.chunk"
 
     def begin(self) -> bytes:
         """Return a first chunk per choice, with its role."""
@@ -178,8 +178,8 @@ class CompletionForm(OpenAIForm):
     """Answers as text completions."""
 
     prefix = "cmpl"
-    whole = "text_completion"
-    chunk = "text_completion"
+    document_type = "text_completion"
+    chunk_type = "text_completion"
 
     def _chunks(self, choice: int, event: Delta | Done) -> list[dict[str, object]]:
         answer = self._answers[choice]

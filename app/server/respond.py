@@ -36,7 +36,7 @@ _LONGEST_HEADER = 4000  # characters: proxies refuse longer heads, of 8 KiB or s
 T = TypeVar("T")
 
 
-class LeftError(Exception):
+class DisconnectedError(Exception):
     """The client has left."""
 
 
@@ -50,13 +50,13 @@ class DocumentResponse(Response):
 
 
 async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
-    """Return the result of `work`, which is cancelled when the client leaves. Raises LeftError then."""
+    """Return the result of `work`, which is cancelled when the client leaves. Raises DisconnectedError then."""
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_left(receive))
+    leaving = asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise LeftError
+            raise DisconnectedError
         return working.result()
     finally:
         for task in (working, leaving):
@@ -64,7 +64,8 @@ async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-async def _left(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
+    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -180,7 +181,7 @@ class StreamResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - as ASGI has it
         try:
             await while_connected(receive, self._send_all(send))
-        except (LeftError, TimeoutError, OSError):
+        except (DisconnectedError, TimeoutError, OSError):
             pass  # nobody reads
         finally:
             self._leave()

@@ -111,7 +111,7 @@ def read_input(body: Body) -> list[dict[str, object]]:
     if instructions:
         messages.append({"role": "system", "content": instructions})
 
-    # Items of one answer (reasoning, text, calls) become one message of the assistant; see `_own_message`.
+    # Items of one answer (reasoning, text, calls) become one message of the assistant; see `_assistant_message`.
     newest = newest_user(entries)
     for index, entry in enumerate(entries):
         where = f"input[{index}]"
@@ -120,19 +120,19 @@ def read_input(body: Body) -> list[dict[str, object]]:
                 _add_reasoning(messages, _reasoning(entry, where))
             case {"type": "function_call"}:
                 identifier, name, arguments = required_texts(entry, where, "call_id", "name", "arguments")
-                message = _own_message(messages)
+                message = _assistant_message(messages)
                 space = entry.get("namespace")
                 if isinstance(space, str) and space:
                     name = name_in(space, name)
                 message.setdefault("tool_calls", []).append(tool_call(identifier, name, arguments))
             case {"type": "custom_tool_call"}:
                 identifier, name, argument = required_texts(entry, where, "call_id", "name", "input")
-                message = _own_message(messages)
+                message = _assistant_message(messages)
                 message.setdefault("tool_calls", []).append(tool_call(identifier, name, custom_arguments(argument)))
             case {"type": "local_shell_call"}:
                 (identifier,) = required_texts(entry, where, "call_id")
                 action = object_named(f"{where}.action", entry.get("action"))
-                message = _own_message(messages)
+                message = _assistant_message(messages)
                 message.setdefault("tool_calls", []).append(tool_call(identifier, "local_shell", json.dumps(action)))
             case {"type": "function_call_output" | "custom_tool_call_output"}:
                 (identifier,) = required_texts(entry, where, "call_id")
@@ -180,7 +180,7 @@ def _has_reasoning_alone(messages: Sequence[Mapping[str, object]]) -> bool:
     return bool(last.get("reasoning_content")) and not last["content"] and "tool_calls" not in last
 
 
-def _own_message(messages: list[dict[str, object]]) -> dict[str, Any]:
+def _assistant_message(messages: list[dict[str, object]]) -> dict[str, Any]:
     """Return the last message if it is the assistant's, or a new one after it."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
@@ -216,7 +216,7 @@ class ResponseForm:
         self._open = False
         self._reports: list[object] = []  # of tokens whose text has not come yet
         self._number = 0  # of the next event
-        self._own: dict[str, object] = {}
+        self._extension: dict[str, object] = {}  # the `headrace` field of the response, or nothing
 
     def begin(self) -> bytes:
         """Return the first events."""
@@ -228,7 +228,7 @@ class ResponseForm:
     def take(self, choice: int, event: Event) -> bytes:  # noqa: ARG002 - there is one
         """Return the events of an event."""
         if extra := prefix_of(self._call, event):
-            self._own = {"headrace": extra}
+            self._extension = {"headrace": extra}
         if not isinstance(event, Delta | Done):
             return b""
         if isinstance(event, Delta):
@@ -285,7 +285,7 @@ class ResponseForm:
             "truncation": "disabled",
             "usage": None if end is None else _usage(end),
             **self._call.echo,
-            **self._own,
+            **self._extension,
         }
 
     def _part(self, part: Part) -> bytes:
@@ -307,7 +307,7 @@ class ResponseForm:
         else:
             reports = []  # of thinking
         name = f"response.{written['type']}.delta"
-        return opened + self._event(name, **self._place(), delta=part.text, logprobs=reports)
+        return opened + self._event(name, **self._item_fields(), delta=part.text, logprobs=reports)
 
     def _open_item(self, kind: str) -> bytes:
         number = token_hex(12)
@@ -322,7 +322,7 @@ class ResponseForm:
         self._open = True
         added = self._event("response.output_item.added", output_index=index, item=item)
         self._output.append({**item, "content": [deepcopy(part)]})
-        return added + self._event("response.content_part.added", **self._place(), part=part)
+        return added + self._event("response.content_part.added", **self._item_fields(), part=part)
 
     def _call_part(self, part: CallPart) -> bytes:
         """Return the events of a call, or of more of its arguments."""
@@ -340,7 +340,9 @@ class ResponseForm:
             item[_WRITTEN] += part.arguments
             return events
         item["arguments"] += part.arguments
-        return events + self._event("response.function_call_arguments.delta", **self._place(), delta=part.arguments)
+        return events + self._event(
+            "response.function_call_arguments.delta", **self._item_fields(), delta=part.arguments
+        )
 
     def _call_item(self, part: CallPart) -> dict[str, Any]:
         number = part.id.removeprefix("call_")
@@ -362,7 +364,7 @@ class ResponseForm:
         item = self._output[-1]
         item["status"] = self._status()
         events = b""
-        index = self._place()
+        index = self._item_fields()
         if item["type"] == "custom_tool_call":
             item["input"] = custom_input(item.pop(_WRITTEN))
             events = self._event("response.custom_tool_call_input.delta", **index, delta=item["input"])
@@ -376,7 +378,7 @@ class ResponseForm:
             events += self._event("response.content_part.done", **index, part=part)
         return events + self._event("response.output_item.done", output_index=index["output_index"], item=item)
 
-    def _place(self) -> dict[str, object]:
+    def _item_fields(self) -> dict[str, object]:
         """Return the fields of an event that name the last item, and its only part of content if it has parts."""
         item = self._output[-1]
         fields = {"item_id": item["id"], "output_index": len(self._output) - 1}

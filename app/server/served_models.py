@@ -201,7 +201,7 @@ class ServedModels:
             await engine.load()
             await _settled(engine)
             out_of_memory = engine.failure is not None and engine.failure.error == "NotEnoughMemoryError"
-            others = self._loaded_beside(engine)
+            others = self._other_loaded(engine)
             if not others:
                 self._capacity = _capacity(engine.card)
             if engine.is_started or not out_of_memory or not others:
@@ -211,14 +211,14 @@ class ServedModels:
 
     async def _make_room(self, engine: ServedEngine) -> None:
         """Unload the least recently used models until another one fits."""
-        for other in self._loaded_beside(engine):
+        for other in self._other_loaded(engine):
             await _settled(other)
-        if not self._loaded_beside(engine):
+        if not self._other_loaded(engine):
             return
         if self._capacity is None:
             self._capacity = _capacity(self.first.card)
         needed = await asyncio.to_thread(memory_needed, engine.spec)
-        while others := self._loaded_beside(engine):
+        while others := self._other_loaded(engine):
             if await self._fits(needed, others):
                 return
             await self._retire(_least_recent(others))
@@ -235,7 +235,7 @@ class ServedModels:
         now = await asyncio.to_thread(budget, card.machine)  # other programs may have come
         return now is None or needed <= now.usable
 
-    def _loaded_beside(self, engine: ServedEngine) -> list[ServedEngine]:
+    def _other_loaded(self, engine: ServedEngine) -> list[ServedEngine]:
         return [other for other in self.engines if other is not engine and other.is_started]
 
     async def _retire(self, engine: ServedEngine) -> None:

@@ -13,7 +13,7 @@ from headrace.app.server import respond
 from headrace.app.server.answering import Answering
 from headrace.app.server.errors import ApiError
 from headrace.app.server.openai import ChatForm
-from headrace.app.server.respond import LeftError, StreamResponse, while_connected
+from headrace.app.server.respond import DisconnectedError, StreamResponse, while_connected
 from headrace.runtime.engine.request import Finished
 from tests.support.deltas import delta
 from tests.support.summaries import make_summary
@@ -127,7 +127,7 @@ def test_work_is_cancelled_when_the_client_leaves() -> None:
         waiting = asyncio.create_task(while_connected(client.receive, work()))
         await asyncio.sleep(0)
         client.gone.set()
-        with pytest.raises(LeftError):
+        with pytest.raises(DisconnectedError):
             await waiting
         assert cancelled.is_set()
         assert await while_connected(Client().receive, asyncio.sleep(0, "done")) == "done"
