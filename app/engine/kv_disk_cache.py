@@ -9,8 +9,10 @@ test_adapters.py.
 """
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from headrace.app.config.settings import ChatSettings, load_settings
 from headrace.app.versions import versions
 from headrace.models.checkpoint.adapter import Adapter
 from headrace.runtime import ops
-from headrace.runtime.config.paths import kept_chats_dir
+from headrace.runtime.config.paths import chats_cleared_file, kept_chats_dir
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.errors import HeadraceError
 from headrace.runtime.kv.disk import DiskStore
@@ -35,25 +37,29 @@ class KVDiskCache:
         self._engine = engine
         self._max_bytes = max_bytes
         self._store = DiskStore(kept_chats_dir(), max_bytes)
-        self._pending: list[list[int]] = []  # oldest first
+        self._pending: list[tuple[int, list[int]]] = []  # when they were answered (ns since the epoch), oldest first
 
     def add(self, tokens: Sequence[int]) -> None:
         """Queue the tokens of an answered conversation."""
         if self._max_bytes:
             fitting = self._engine.network.cost.longest_context(self._max_bytes, len(tokens))
             newest = self._pending[1 - _MAX_PENDING :]  # room for one more
-            self._pending = [*newest, list(tokens[:fitting])]
+            self._pending = [*newest, (time.time_ns(), list(tokens[:fitting]))]
 
     @property
     def write_due(self) -> bool:
         return bool(self._pending)
 
     def write(self, stop: Callable[[], bool]) -> None:
-        """Write the queue, newest first, until `stop()`, which is called before every file; the rest stays queued."""
+        """Write the queue, newest first, until `stop()`, which is called before every file; the rest stays queued.
+
+        Conversations that were answered before the cache was deleted are left out: one of them may be deleted.
+        """
         if not self._pending:
             return
         while self._pending:
-            self._engine.kv.store(self._pending[-1], self._store, stop)
+            answered_ns, tokens = self._pending[-1]
+            self._engine.kv.store(tokens, self._store, partial(_ends, stop, answered_ns))
             if stop():  # perhaps within this conversation: it stays queued
                 return
             self._pending.pop()
@@ -63,6 +69,16 @@ class KVDiskCache:
         """Load the cached prefix of a prompt."""
         if self._max_bytes:
             self._engine.kv.load(prompt[:-1], self._store)
+
+
+def _ends(stop: Callable[[], bool], answered_ns: int) -> bool:
+    """Return whether to stop writing a conversation that was answered then."""
+    if stop():
+        return True
+    try:
+        return chats_cleared_file().stat().st_mtime_ns > answered_ns
+    except OSError:  # never cleared
+        return False
 
 
 def disk_cache_bytes() -> int:

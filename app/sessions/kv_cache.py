@@ -7,7 +7,7 @@ Guard: tests/app/cli/test_sessions.py.
 
 from contextlib import suppress
 
-from headrace.runtime.config.paths import kept_chats_dir
+from headrace.runtime.config.paths import chats_cleared_file, kept_chats_dir
 from headrace.runtime.errors import SessionError
 
 
@@ -24,6 +24,10 @@ def delete_kv_cache() -> None:
     Raises SessionError if a file stays, after all others are deleted.
     """
     folder = kept_chats_dir()
+    # First, so that an engine that is writing stops before the files are listed (`KVDiskCache.write`).
+    with suppress(OSError):  # a cache that cannot be written gets no files, either
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        chats_cleared_file().touch(mode=0o600)
     failed: OSError | None = None
     try:
         files = list(folder.iterdir())

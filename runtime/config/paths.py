@@ -58,6 +58,11 @@ def kept_chats_dir() -> Path:
     return cache_dir() / "chats"
 
 
+def chats_cleared_file() -> Path:
+    """Return the empty file that is touched when that folder is emptied."""
+    return cache_dir() / "chats.cleared"
+
+
 def config_dir() -> Path:
     """Return the folder of the user's settings file."""
     if (path := _under_home("config")) is not None:

@@ -14,6 +14,7 @@ from headrace.app.engine.client import EngineClient
 from headrace.app.engine.commands import Generate
 from headrace.app.engine.events import Delta, Died, Done, Event, Ready
 from headrace.app.engine.host import EngineHost
+from headrace.app.sessions.kv_cache import delete_kv_cache
 from headrace.runtime.config.paths import kept_chats_dir
 from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.ops import BLOCK, native
@@ -106,6 +107,23 @@ def test_writing_kv_to_disk_stops_at_the_next_request(model: Path) -> None:
         assert len(list(kept_chats_dir().iterdir())) == blocks
     host.idle.write_disk_cache(never)
     assert not host._disk_cache.write_due
+
+
+def test_a_chat_answered_before_the_cache_was_deleted_is_not_written(model: Path) -> None:
+    host = opened(model)
+    ask(host, [LONG])
+    asked = iter([False, False])
+    host.idle.write_disk_cache(lambda: next(asked, True))
+    assert len(list(kept_chats_dir().iterdir())) == 2
+    time.sleep(0.05)  # file times have steps of some milliseconds
+    delete_kv_cache()
+    host.idle.write_disk_cache(never)
+    assert not host._disk_cache.write_due
+    assert list(kept_chats_dir().iterdir()) == []
+    time.sleep(0.05)
+    ask(host, [LONG])
+    host.idle.write_disk_cache(never)
+    assert len(list(kept_chats_dir().iterdir())) > 2
 
 
 def test_kv_on_disk_is_not_shared_by_other_weights_or_a_disabled_store(model: Path, tmp_path: Path) -> None:
