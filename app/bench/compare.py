@@ -33,9 +33,8 @@ _MAX_MARGIN = 300.0  # in logarithms, so that it has an exponential
 _SHOWN = 80  # characters of a wrong value
 _HINT = "`headrace bench --json > FILE` writes a whole document"
 
-
-Pairs = Sequence[tuple[float, float | None]]
-"""(speed, memory speed around it)"""
+Speeds = Sequence[tuple[float, float | None]]
+"""(tokens per second, GB/s of memory around it) of each repetition; None: memory was not read."""
 Verdict = Literal["faster", "slower", "no difference", "no result", "too few repetitions"]
 
 
@@ -136,7 +135,7 @@ def compare_documents(a: RunDocument, b: RunDocument) -> RunComparison:
     ours = {_key(entry): entry for entry in a.results}
     theirs = {_key(entry): entry for entry in b.results}
     shared = [key for key in ours if key in theirs]
-    differences = {key: difference(_pairs(ours[key]), _pairs(theirs[key])) for key in shared}
+    differences = {key: difference(_speeds(ours[key]), _speeds(theirs[key])) for key in shared}
     p_values = {key: each.p for key, each in differences.items() if each is not None}
     significant = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     return RunComparison(
@@ -182,7 +181,7 @@ def _verdict(compared: Difference | None, significant: bool) -> Verdict:
     return "faster" if compared.ratio > 1 else "slower"
 
 
-def _pairs(entry: Result) -> list[tuple[float, float | None]]:
+def _speeds(entry: Result) -> Speeds:
     return [(repetition.typical_tokens_per_second, repetition.memory_gb_s) for repetition in entry.repetitions]
 
 
@@ -230,7 +229,7 @@ def _circumstances(a: RunDocument, b: RunDocument) -> list[str]:
 # time series", JRSS Supplement 8(2), 1946.
 
 
-def difference(a: Pairs, b: Pairs) -> Difference | None:
+def difference(a: Speeds, b: Speeds) -> Difference | None:
     """Compare two samples. None for fewer than two repetitions on a side."""
     if len(a) < 2 or len(b) < 2:
         return None
@@ -298,7 +297,7 @@ def holm(p_values: Sequence[float]) -> list[bool]:
     return significant
 
 
-def _centred_memory(side: Pairs, both: Pairs) -> list[float]:
+def _centred_memory(side: Speeds, both: Speeds) -> list[float]:
     """Return log memory speeds less their overall mean; zeros if any is unknown."""
     known = [math.log(memory) for _, memory in both if memory]
     if len(known) < len(both):

@@ -17,8 +17,8 @@ from msgspec import Struct
 
 from headrace.runtime.metrics.telemetry import quantile
 
-Interval = tuple[float, float] | tuple[None, None]
-"""Low and high; None for fewer than two values, which have no spread."""
+Bounds = tuple[float, float] | tuple[None, None]
+"""Low and high of a 95 % interval; None for fewer than two values, which have no spread."""
 
 
 class Figure(Struct, frozen=True):
@@ -44,9 +44,7 @@ def sd(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-def bootstrap(
-    units: Sequence[_T], statistic: Callable[[Sequence[_T]], float], *, resamples: int = RESAMPLES
-) -> Interval:
+def bootstrap(units: Sequence[_T], statistic: Callable[[Sequence[_T]], float], *, resamples: int = RESAMPLES) -> Bounds:
     """Return a deterministic bootstrap interval of a statistic; units are drawn whole. None for fewer than two units.
 
     The expanded percentile interval: percentiles are widened to correct for a small sample (Hesterberg, "What Teachers
@@ -62,7 +60,7 @@ def bootstrap(
     return quantile(statistics, tail), quantile(statistics, 1 - tail)
 
 
-def geometric_ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, Interval]:
+def geometric_ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, Bounds]:
     """Return the geometric mean of paired ours / theirs and its bootstrap interval."""
     logs = [math.log(a / b) for a, b in zip(ours, theirs, strict=True)]
     ratio = math.exp(fmean(logs))

@@ -1,13 +1,11 @@
 """Interleaved repetitions: every round measures every test with every backend, so drift affects all alike.
 
-Even rounds go backwards. Memory is read between measurements, which gives each repetition a bandwidth. `repetitions` is
-valid at any interrupt.
+Even rounds go backwards. Memory is read between measurements, which gives each repetition a bandwidth.
 
 Without a fixed number a run takes MIN_ROUNDS, then continues until every speed is known to PRECISION or rounds or time
 are used up.
 
-A pair is a backend and a test; `Key` names it in results. `run.py` iterates over `BenchSession.run` and shows each
-`BenchProgress`.
+A job is a backend and a test; a `Key` names it in results.
 
 Guard: tests/app/bench/measure/test_session.py.
 """
@@ -32,8 +30,9 @@ MAX_ROUNDS = 40
 MAX_SECONDS = 120.0
 PRECISION = 0.01  # half the width of the 95 % interval, as a fraction
 
+_Job = tuple[Backend, Test]
 Key = tuple[str, str, Test]
-"""(engine, model, test)"""
+"""(engine, model, test) of a job."""
 
 
 class BenchProgress(Struct, frozen=True):
@@ -58,7 +57,11 @@ Show = Callable[[BenchProgress, Callable[[], Results]], None]
 
 
 class BenchSession:
-    """The measurements of a run. memory: returns GB/s now; None reads nothing."""
+    """The measurements of a run.
+
+    notes: a line for each peer that failed and was dropped.
+    repetitions: by job, in the order of rounds; valid at any interrupt.
+    """
 
     def __init__(
         self,
@@ -69,7 +72,13 @@ class BenchSession:
         memory: Callable[[], float] | None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._pairs = [(backend, test) for test in tests for backend in backends]
+        """Plan the jobs; nothing is measured before `run`.
+
+        rounds: number of them; None: as many as the precision takes.
+        memory: reads memory and returns its GB/s; None: memory is not read.
+        clock: returns seconds.
+        """
+        self._jobs = [(backend, test) for test in tests for backend in backends]
         self._rounds = rounds
         self._memory = memory
         self._clock = clock
@@ -78,12 +87,11 @@ class BenchSession:
         self._round = 0
         self._failed: list[Backend] = []
         self.notes: list[str] = []
-        """Peers that failed and were dropped."""
-        self.repetitions: dict[Key, list[Repetition]] = {_key(*pair): [] for pair in self._pairs}
+        self.repetitions: dict[Key, list[Repetition]] = {_key(*job): [] for job in self._jobs}
 
     def run(self) -> Iterator[BenchProgress]:
         """Measure, yielding `BenchProgress` before every measurement and at the end."""
-        for number, (backend, test) in enumerate(self._pairs):
+        for number, (backend, test) in enumerate(self._jobs):
             yield BenchProgress(_named(backend, test), number, self._total(), None, 0)
             self._attempt(backend, partial(backend.warm_up, test))
         self._leave_out_failed()
@@ -91,12 +99,10 @@ class BenchSession:
         while not self._finished(self._clock() - began):
             self._round += 1
             # Every other round backwards, so that drift within a round favours none.
-            pairs = self._pairs if self._round % 2 else self._pairs[::-1]
-            for done, (backend, test) in enumerate(pairs):
-                counted = len(self._pairs) * self._round + done
-                yield BenchProgress(
-                    _named(backend, test), counted, self._total(), self._left(pairs[done:]), self._round
-                )
+            jobs = self._jobs if self._round % 2 else self._jobs[::-1]
+            for done, (backend, test) in enumerate(jobs):
+                counted = len(self._jobs) * self._round + done
+                yield BenchProgress(_named(backend, test), counted, self._total(), self._left(jobs[done:]), self._round)
                 self._attempt(backend, partial(self._measure, backend, test, began))
             self._leave_out_failed()
         yield BenchProgress("done", self._total(), self._total(), 0.0, self._round)
@@ -115,7 +121,7 @@ class BenchSession:
             self.notes.append(f"{backend.engine} is left out{since}: {error}")
 
     def _leave_out_failed(self) -> None:
-        self._pairs = [(backend, test) for backend, test in self._pairs if backend not in self._failed]
+        self._jobs = [(backend, test) for backend, test in self._jobs if backend not in self._failed]
 
     def _measure(self, backend: Backend, test: Test, began: float) -> None:
         key = _key(backend, test)
@@ -143,32 +149,32 @@ class BenchSession:
         return self._round >= MAX_ROUNDS or elapsed > MAX_SECONDS or self._worst_precision() <= PRECISION
 
     def _worst_precision(self) -> float:
-        return max(precision(self._logs.get(_key(*pair), [])) for pair in self._pairs)
+        return max(precision(self._logs.get(_key(*job), [])) for job in self._jobs)
 
     def _total(self) -> int:
         """Return the number of measurements in the run, warm-ups included."""
-        return len(self._pairs) * (self._rounds_expected() + 1)
+        return len(self._jobs) * (self._rounds_expected() + 1)
 
     def _rounds_expected(self) -> int:
         """Return the fixed number of rounds or an estimate: the error falls as 1 / sqrt(n)."""
         if self._rounds is not None:
             return self._rounds
-        counts = [len(self.repetitions[_key(*pair)]) for pair in self._pairs]
+        counts = [len(self.repetitions[_key(*job)]) for job in self._jobs]
         if min(counts) < MIN_ROUNDS:
             return max(MIN_ROUNDS, self._round)
         needed = math.ceil(min(counts) * (self._worst_precision() / PRECISION) ** 2)
-        affordable = math.ceil(MAX_SECONDS / max(self._seconds(self._pairs), 1e-9))
+        affordable = math.ceil(MAX_SECONDS / max(self._seconds(self._jobs), 1e-9))
         return max(self._round, min(needed, affordable, MAX_ROUNDS))
 
-    def _left(self, pairs: Sequence[tuple[Backend, Test]]) -> float | None:
-        if any(_key(*pair) not in self._last_s for pair in self._pairs):
+    def _left(self, jobs: Sequence[_Job]) -> float | None:
+        if any(_key(*job) not in self._last_s for job in self._jobs):
             return None
         num_rounds = self._rounds_expected() - self._round  # after this one
-        return self._seconds(pairs) + num_rounds * self._seconds(self._pairs)
+        return self._seconds(jobs) + num_rounds * self._seconds(self._jobs)
 
-    def _seconds(self, pairs: Sequence[tuple[Backend, Test]]) -> float:
-        """Return the duration of one repetition of each pair, by the latest."""
-        return sum(self._last_s[_key(*pair)] for pair in pairs)
+    def _seconds(self, jobs: Sequence[_Job]) -> float:
+        """Return the duration of one repetition of each job, by the latest."""
+        return sum(self._last_s[_key(*job)] for job in jobs)
 
 
 def _named(backend: Backend, test: Test) -> str:
