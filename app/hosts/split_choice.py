@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from headrace.app.hosts.facts import Facts
 from headrace.app.hosts.hostfile import RING, Hosts
 from headrace.app.hosts.probe import LinkSpeed
-from headrace.app.predict.hosts import SPLITS, SplitKind, best, predict_hosts, split_layers, tensor_shares, waits
+from headrace.app.predict.hosts import SPLITS, SplitKind, best, predict_hosts, split_layers, tensor_shares
 from headrace.app.predict.links import NetworkLink, links
 from headrace.app.predict.prediction import TargetMachine
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
@@ -73,11 +73,6 @@ def predicted_way(
     """Return the fastest of these ways, of those that fit."""
     context = min(CONTEXT, shape.context_length - 1)
     return best([predict_hosts(shape, targets, link, context, way=way) for way in ways]).way
-
-
-def link_seconds(shape: StepShape, split: Split, link: NetworkLink) -> float:
-    """Return a decode step's time on the link."""
-    return waits(shape, link, len(split.shares), split.kind)
 
 
 def targets_of(hosts: Hosts, reports: Sequence[Facts]) -> list[TargetMachine]:

@@ -104,10 +104,10 @@ def predict_hosts(
         parts = _tensor_parts(shape, targets, context, shares, 1)
         compute_s = max(part.seconds for part in parts)
         batch_s = max(part.seconds for part in _tensor_parts(shape, targets, context, shares, ranks))
-        together = ranks / (batch_s + _tensor_waits(shape, link, ranks, ranks))
+        together = ranks / (batch_s + _tensor_link_seconds(shape, link, ranks, ranks))
 
-    link_s = waits(shape, link, ranks, way)
-    prefill_link_s = waits(shape, link, ranks, way, prompt)
+    link_s = link_seconds(shape, link, ranks, way)
+    prefill_link_s = link_seconds(shape, link, ranks, way, prompt)
     prefill_s = _prefill_seconds(shape, targets, shares, prompt, way)
     return HostsPrediction(
         way=way,
@@ -150,11 +150,11 @@ def tensor_shares(shape: StepShape, targets: Sequence[TargetMachine]) -> list[fl
     return [(1 + heads) / num_heads for heads in others]
 
 
-def waits(shape: StepShape, link: NetworkLink, ranks: int, way: SplitKind, rows: int = 1) -> float:
-    """Return the time on the link of a pass of so many rows."""
+def link_seconds(shape: StepShape, link: NetworkLink, ranks: int, way: SplitKind, rows: int = 1) -> float:
+    """Return a pass's time on the link. rows: tokens of the pass; 1: a decode step of one sequence."""
     if way == "pipeline":
         return ranks * link.send_s(rows * _hidden_bytes(shape))
-    return _tensor_waits(shape, link, ranks, rows)
+    return _tensor_link_seconds(shape, link, ranks, rows)
 
 
 def split_layers(shape: StepShape, targets: Sequence[TargetMachine], context: int) -> tuple[int, ...]:
@@ -285,7 +285,7 @@ def _part(shape: StepShape, target: TargetMachine, nbytes: float, memory: float,
     return _Part(int(memory) + working_memory(shape, on_gpu=target.apple), seconds, is_expected)
 
 
-def _tensor_waits(shape: StepShape, link: NetworkLink, ranks: int, rows: int) -> float:
+def _tensor_link_seconds(shape: StepShape, link: NetworkLink, ranks: int, rows: int) -> float:
     """Return a pass's time on the link: sums of its rows, for the embedding, two a layer, and norms; the logits."""
     if ranks == 1:
         return 0.0
@@ -295,7 +295,7 @@ def _tensor_waits(shape: StepShape, link: NetworkLink, ranks: int, rows: int) ->
     return sums + norms + link.all_gather_s(_ELEMENT * vocabulary, ranks)
 
 
-def allowed(shape: StepShape, targets: Sequence[TargetMachine]) -> list[SplitKind]:
+def possible_splits(shape: StepShape, targets: Sequence[TargetMachine]) -> list[SplitKind]:
     """Return the ways of splitting that all machines can run."""
     native, gpu = shape.splits
     return [way for way in SPLITS if all(way in (gpu if target.apple else native) for target in targets)]

@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 from headrace.app.output.document import Document
 from headrace.app.output.tables import Column, print_apart
 from headrace.app.predict.document import described_model
-from headrace.app.predict.hosts import HostsPrediction, allowed, best, predict_hosts
+from headrace.app.predict.hosts import HostsPrediction, best, possible_splits, predict_hosts
 from headrace.app.predict.links import NetworkLink, has_thunderbolt5, links
 from headrace.app.predict.prediction import TargetMachine, summarise_assumptions
 from headrace.app.predict.view import FITS, print_head, print_notes
@@ -51,7 +51,7 @@ def hosts_prediction(
     prompt: tokens of the prompt whose speed is predicted.
     Raises UsageError for a model that no ranks can divide.
     """
-    ways = allowed(shape, targets)
+    ways = possible_splits(shape, targets)
     if not ways:
         raise UsageError(f"{name} runs on one machine only", "docs/hosts.md lists models that several can share")
     first = over[0]

@@ -141,13 +141,14 @@ def hosts_account(
     ranks: the processes that share the model.
     times: of each timed decode step, those of all ranks.
     """
-    from headrace.app.hosts.split_choice import link_between, link_seconds
+    from headrace.app.hosts.split_choice import link_between
+    from headrace.app.predict.hosts import link_seconds
     from headrace.models.cost.costs import shape_to_run
 
     assert ranks.split is not None
     measured = list(ranks.links.values())
     link = link_between(ranks.hosts, measured)
-    link_s = link_seconds(shape_to_run(model.checkpoint), ranks.split, link)
+    link_s = link_seconds(shape_to_run(model.checkpoint), link, len(ranks.split.shares), ranks.split.kind)
     # The step of the first decode test: one number for the run.
     median_ms = next((entry.itl_ms.p50 for entry in results if not entry.prompt_tokens), None)
     by_rank = list(zip(*times, strict=True))

@@ -11,7 +11,14 @@ from msgspec.structs import replace
 
 from headrace.app.cli.predict import predict
 from headrace.app.predict.chip_names import machine_targets
-from headrace.app.predict.hosts import HostsPrediction, allowed, predict_hosts, split_layers, tensor_shares, waits
+from headrace.app.predict.hosts import (
+    HostsPrediction,
+    link_seconds,
+    possible_splits,
+    predict_hosts,
+    split_layers,
+    tensor_shares,
+)
 from headrace.app.predict.hosts_document import hosts_prediction, links_between
 from headrace.app.predict.links import links
 from headrace.app.predict.prediction import TargetMachine
@@ -172,7 +179,7 @@ def test_only_ways_that_all_machines_run_are_predicted(
     changes: Any, machines: list[TargetMachine], ways: list[str]
 ) -> None:
     shape = replace(SHAPE, **changes)
-    assert allowed(shape, machines) == ways
+    assert possible_splits(shape, machines) == ways
     if ways:
         document = hosts_prediction("it", shape, machines, [TB5], 1000, 512)
         assert [one["way"] for one in document["links"][0]["predictions"]] == ways
@@ -184,11 +191,17 @@ def test_only_ways_that_all_machines_run_are_predicted(
 def test_norms_over_all_heads_add_sums() -> None:
     more = replace(SHAPE, joint_norms=SHAPE.layers)
     slow = replace(TB5, latency=1e-3, bandwidth=1e18)
-    assert waits(more, slow, 2, "tensor") / waits(SHAPE, slow, 2, "tensor") == pytest.approx(1.5, rel=0.02)
+    assert link_seconds(more, slow, 2, "tensor") / link_seconds(SHAPE, slow, 2, "tensor") == pytest.approx(
+        1.5, rel=0.02
+    )
 
 
 def test_no_split_is_offered_for_a_class_that_mlx_lm_cannot_divide() -> None:
     gpus = TWO
     cpus = [replace(target, apple=False) for target in TWO]
-    assert allowed(find("lfm2.5-1.2b").step_shape, gpus) == []
-    assert allowed(find("lfm2.5-1.2b").step_shape, cpus) == allowed(find("qwen3.5-9b").step_shape, gpus) != []
+    assert possible_splits(find("lfm2.5-1.2b").step_shape, gpus) == []
+    assert (
+        possible_splits(find("lfm2.5-1.2b").step_shape, cpus)
+        == possible_splits(find("qwen3.5-9b").step_shape, gpus)
+        != []
+    )
