@@ -183,7 +183,7 @@ def _announce(url: str, progress: "StageProgress", first_pass: "FirstPassLog", e
     elif isinstance(event, Ready):
         progress.clear()
         first_pass.begin()
-        # `announced_address` in launch/command.py reads the address after the last " at " of this line, which
+        # `announced_address` in launch/server.py reads the address after the last " at " of this line, which
         # has to be the first one on standard output.
         say(f"headrace: {event.card.name} at {url}")
         sys.stdout.flush()

@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from headrace.app.cli.launch.agents import AGENTS, Endpoint
-from headrace.app.cli.launch.command import _run, announced_address
+from headrace.app.cli.launch.command import _run
+from headrace.app.cli.launch.server import announced_address
 from headrace.runtime.errors import HeadraceError
 from tests.support.commands import HEADRACE, ForkedProcess
 from tests.support.patience import PATIENCE_S
