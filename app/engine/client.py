@@ -166,9 +166,9 @@ class EngineClient:
         return self._link.descriptor if self._link else None
 
     @property
-    def behind(self) -> bool:
+    def has_unsent(self) -> bool:
         """True if commands wait for room in the socket; `poll` sends them."""
-        return self._link is not None and self._link.behind
+        return self._link is not None and self._link.has_unsent
 
     def submit(self, command: Generate | CountTokens) -> None:
         if self._link is None or self.state not in ("loading", "ready"):
@@ -177,7 +177,7 @@ class EngineClient:
         self._link.send(command)
 
     def prefetch(self, command: PrefetchPrompt) -> None:
-        if self._link is not None and self.state == "ready" and not self._link.behind:
+        if self._link is not None and self.state == "ready" and not self._link.has_unsent:
             self._link.send(command)
 
     def rest(self) -> None:

@@ -212,9 +212,9 @@ class EngineHost:
             return None
         # Encode the prompt, within the context limit.
         began = time.monotonic()
-        most_tokens = self._loaded.context_limit if self._serving else None
+        max_tokens = self._loaded.context_limit if self._serving else None
         try:
-            with encoding_ends(cancel.__bool__, most_tokens):
+            with encoding_ends(cancel.__bool__, max_tokens):
                 ids = self._fit.fit(command, send)
         except EncodingStoppedError:
             send(Abandoned(command.id))

@@ -60,7 +60,7 @@ class EngineLink(Channel[EngineCommand, Event]):
             theirs.close()  # the child has a copy; with ours open, its end would not close the connection
             os.close(log)
         self._unread: list[Event] = []  # events received by `kill`
-        self._exit_told = False  # by a Died, or by `kill`
+        self._exit_reported = False  # by a Died, or by `kill`
         self._kill_reason = ""  # of our own kill
 
     @property
@@ -75,9 +75,9 @@ class EngineLink(Channel[EngineCommand, Event]):
         events += self.receive()
         if self.is_garbled:
             self._kill_for("sent invalid data")
-        if self.ended_at is not None and not self._exit_told:
+        if self.ended_at is not None and not self._exit_reported:
             if (code := self._process.poll()) is not None:
-                self._exit_told = True
+                self._exit_reported = True
                 events.append(Died(_exit_message(code, self._log_tail(), self._kill_reason)))
             elif time.monotonic() > self.ended_at + _GRACE_S:
                 self._kill_for("closed its connection and did not exit")
@@ -87,7 +87,7 @@ class EngineLink(Channel[EngineCommand, Event]):
         """Let the process write K/V to disk for at most `seconds`, then `kill` it."""
         deadline = time.monotonic() + seconds
         self.send(Quit(seconds))
-        while self.behind and select.select([], [self._socket], [], max(0.0, deadline - time.monotonic()))[1]:
+        while self.has_unsent and select.select([], [self._socket], [], max(0.0, deadline - time.monotonic()))[1]:
             self.flush()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, deadline - time.monotonic()))
@@ -95,7 +95,7 @@ class EngineLink(Channel[EngineCommand, Event]):
 
     def kill(self) -> None:
         """Kill the process, without a Died, and wait for its end; `drain` still returns its events."""
-        self._exit_told = True
+        self._exit_reported = True
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_REAP_S)
@@ -146,9 +146,10 @@ def _exit_message(code: int, log: str, kill_reason: str) -> str:
 
     if code == -signal.SIGABRT and reports_out_of_memory(log):  # a failed Metal command buffer
         return f"the engine's memory ran out; {METAL_HINT}"
-    _, lost, rest = log.rpartition(f"headrace: {LOST_RANK}")  # MLX's ring may be in the middle of a line of its own
+    # Not only at the beginning of a line: MLX's ring may have written the first part of one.
+    _, lost, log_after = log.rpartition(f"headrace: {LOST_RANK}")
     if lost and code == 1:
-        reason, *_ = rest.splitlines() or [""]
+        reason, *_ = log_after.splitlines() or [""]
         return f"{LOST_RANK}{reason}; this machine goes on alone"
     if code == -signal.SIGKILL and kill_reason:
         return f"the engine {kill_reason}, and was killed; {log_path()} may tell why"

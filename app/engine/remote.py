@@ -38,10 +38,10 @@ from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary
 
 _CONNECT_S = 10.0  # for a connection
 _SILENCE_S = 600.0  # without a byte from the server
-_OWN = "headrace"  # owner of the models of our own server: `owned_by` in `app.server.models`
+_OWNER = "headrace"  # owner of the models of our own server: `owned_by` in `app.server.models`
 _CONTEXT = ("context_length", "max_model_len")  # keys of a model's context limit: headrace's, and vLLM's
 # Options that other servers do not know: some refuse unknown fields.
-_OURS_ALONE = ("speculate", "thinking", "schema", "regex", "grammar")
+_HEADRACE_ONLY = ("speculate", "thinking", "schema", "regex", "grammar")
 _POLL_S = 0.05  # between two reads of the state by a waiting answer
 AnyPart = TypeVar("AnyPart", TextChunk, Completed)
 
@@ -57,7 +57,7 @@ class RemoteEngine:
         self.starts = 0
         self._address = address
         self._model = model
-        self._own = False  # it is headrace's own server
+        self._is_headrace = False  # it is headrace's own server
         self._events: SimpleQueue[tuple[int, Event]] = SimpleQueue()  # with the number of the start they belong to
         self._round = itertools.count(1)
         self._current = 0  # number of the latest start: events of earlier ones are dropped
@@ -152,18 +152,18 @@ class RemoteEngine:
             if model is None:
                 raise ServerError(f"the server has no model {self._model!r}")
             self._model = str(model["id"])
-            self._own = model.get("owned_by") == _OWN
-            if self._own and model.get("status", {}).get("value") == "unloaded":
+            self._is_headrace = model.get("owned_by") == _OWNER
+            if self._is_headrace and model.get("status", {}).get("value") == "unloaded":
                 self._address.load_model(self._model, _SILENCE_S)
-            if self._own:
-                card = self._own_card()
+            if self._is_headrace:
+                card = self._headrace_card()
             else:
                 card = unknown_card(self._model, model)
             self._events.put((number, Ready(card)))
         except Exception as error:  # a server may answer anything, and this thread has nobody above it
             self._events.put((number, Failed(None, f"{self._address.url}: {reason(error)}", None)))
 
-    def _own_card(self) -> ModelCard:
+    def _headrace_card(self) -> ModelCard:
         """Return the model's card on headrace's own server."""
         connection = self._address.connection(_CONNECT_S)
         try:
@@ -180,10 +180,10 @@ class RemoteEngine:
             time.sleep(_POLL_S)
         if number != self._current or command.id not in self._running:
             return
-        answer = RemoteAnswer(command, is_headrace=self._own)
+        answer = RemoteAnswer(command, is_headrace=self._is_headrace)
         connection = self._address.connection(_SILENCE_S)
         try:
-            if command.begun.text and (not self._own or command.begun.is_open):
+            if command.begun.text and (not self._is_headrace or command.begun.is_open):
                 raise ServerError("this server cannot continue this answer")
             connection.connect()
             # `cancel` shuts a socket down. One that came before there was a socket is noticed here, before the request.
@@ -209,8 +209,10 @@ class RemoteEngine:
 
     def _body(self, command: Generate) -> dict[str, object]:
         """Return the request. Raises ServerError for options that another server cannot honour and that must hold."""
-        options = {key: value for key, value in command.options.given().items() if self._own or key not in _OURS_ALONE}
-        if self._own:
+        options = command.options.given()
+        if not self._is_headrace:
+            options = {key: value for key, value in options.items() if key not in _HEADRACE_ONLY}
+        if self._is_headrace:
             options["headrace"] = {"steps": True}
         elif command.options.grammar_source() is not None:  # never dropped: the answer would not fit
             if command.options.schema is None:
@@ -218,7 +220,7 @@ class RemoteEngine:
             schema = {"name": "answer", "strict": True, "schema": command.options.schema}
             options["response_format"] = {"type": "json_schema", "json_schema": schema}
         messages = [dict(message) for message in command.messages]
-        if not self._own:  # some refuse thinking that is sent back
+        if not self._is_headrace:  # some refuse thinking that is sent back
             for message in messages:
                 message.pop("reasoning_content", None)
         if command.begun.text:

@@ -50,8 +50,8 @@ class Channel(Generic[Sent, Received]):
         return None if self.ended_at is not None else self._socket.fileno()
 
     @property
-    def behind(self) -> bool:
-        """True if messages are queued: the other process is busy or suspended."""
+    def has_unsent(self) -> bool:
+        """True if messages wait for room in the socket: the other process is busy or suspended."""
         return bool(self._outgoing)
 
     def send(self, message: Sent, *, waits: bool = False) -> None:

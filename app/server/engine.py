@@ -288,8 +288,8 @@ class ServedEngine:
             self._descriptor = descriptor
             if descriptor is not None:
                 loop.add_reader(descriptor, self._poll)
-        if descriptor is not None and self._client.behind != self._writing:
-            self._writing = self._client.behind
+        if descriptor is not None and self._client.has_unsent != self._writing:
+            self._writing = self._client.has_unsent
             if self._writing:
                 loop.add_writer(descriptor, self._poll)
             else:

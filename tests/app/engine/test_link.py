@@ -153,11 +153,11 @@ def test_a_long_command_to_a_stopped_process_blocks_nothing(link: EngineLink) ->
     told(link, "say 1" + " " * 5_000_000)
     told(link, "say 2")
     assert state(link.pid) == "T"
-    assert link.behind
+    assert link.has_unsent
     assert link.drain() == []
     waker.join()
     assert drained(link, 3) == [LoadProgress("saying", i, None) for i in (0, 0, 1)]
-    assert not link.behind
+    assert not link.has_unsent
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks into /proc")
