@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.app.answer.fields import object_named
+from headrace.app.answer.tools import custom_arguments
 from headrace.runtime.config.value_types import OneOf, Text, read_value, shown
 from headrace.runtime.errors import UsageError
 
@@ -171,14 +172,14 @@ def _calls(value: object, where: str) -> list[dict[str, object]]:
 def _function_of(call: object) -> dict[str, object] | None:
     """Return the function of a call, with its name and arguments; None for anything else.
 
-    A custom tool takes one text: to the model it is a function with the parameter `input` (`app.answer.tools`).
+    A custom tool takes one text: to the model it is a function with one parameter (`app.answer.tools`).
     """
     if not isinstance(call, dict):
         return None
     function = call.get("function")
     custom = call.get("custom")
     if function is None and isinstance(custom, dict):
-        return {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
+        return {"name": custom.get("name"), "arguments": custom_arguments(custom.get("input"))}
     if not isinstance(function, dict):
         return None
     return function

@@ -21,7 +21,7 @@ from headrace.runtime.errors import UsageError
 MAX_TOOLS = 512
 _CHOICES = ("auto", "none", "required")
 _FLAT_FIELDS = frozenset({"name", "description", "parameters", "strict"})  # of a function in the Responses API
-_INPUT = "input"  # the parameter of a custom tool; `messages._calls` writes it into calls of a history
+_INPUT = "input"  # the parameter of a custom tool
 
 
 def tool_fields(body: Body) -> dict[str, Any]:
@@ -82,8 +82,11 @@ def name_in(namespace: str, name: str) -> str:
     return f"{namespace}__{name}"
 
 
-def custom_arguments(text: str) -> str:
-    """Return the text that a custom tool takes as JSON arguments of a function."""
+def custom_arguments(text: object) -> str:
+    """Return the text that a custom tool takes as JSON arguments of a function, for a call in a history.
+
+    text: as the client sent it.
+    """
     return json.dumps({_INPUT: text}, ensure_ascii=False)
 
 
