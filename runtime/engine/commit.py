@@ -36,7 +36,7 @@ def commit_batch(computed: list[ComputedChunk], facts: PassFacts, kv: KVBackend,
             continue
         # An error in a chunk that chooses ends its sequence alone; other errors are raised.
         if chunk.chooses:
-            with ending.own_errors(sequence, events):
+            with ending.end_on_error(sequence, events):
                 if each.error is not None:
                     raise each.error
                 events.append((sequence, _commit_decode(each, facts, ending)))

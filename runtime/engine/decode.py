@@ -105,11 +105,11 @@ def start(
     ]
     context = mean_context(chunks)  # now: each pass makes its caches longer as it is built
     kv_passes = kv.make_passes(rows)
-    rest = iter(chunks)  # passes have the rows in order, so each takes the next chunks
+    remaining = iter(chunks)  # passes have the rows in order, so each takes the next chunks
     passes: list[InFlightPass] = []
     # No comprehension: an error that is kept would keep the comprehension's closure, and `before` in it.
     for kv_pass in kv_passes:
-        group = list(islice(rest, len(kv_pass.rows)))
+        group = list(islice(remaining, len(kv_pass.rows)))
         passes.append(_forward(network, kv_pass, group, before))
     # Ranks that take turns compute the passes one after the other: a pass's tokens are queued only when its sequences'
     # next pass is built. A single pass has no other to wait for, so its tokens are queued at once.
@@ -139,11 +139,11 @@ def _forward(
     choosing = [chunk for chunk in group if chunk.chooses]
     if not choosing:
         x = feed(network, kv_pass, tokens)
-        return PromptPass(group, _kept_hidden(group, x), kv_pass.arrays)
+        return PromptPass(group, _draft_hidden(group, x), kv_pass.arrays)
     hidden: dict[Sequence, mx.array] = {}
 
     def keep(x: mx.array) -> None:
-        hidden.update(_kept_hidden(group, x))
+        hidden.update(_draft_hidden(group, x))
 
     # `InFlightBatch.select` chooses the tokens, later: without a sampler the result of a step is its logits.
     logits = decode_step(network, kv_pass, _unsampled, tokens, _choosing_rows(choosing), keep)
@@ -164,7 +164,7 @@ def _choosing_rows(choosing: list[ScheduledChunk]) -> int | list[int]:
     return [row for chunk, end in zip(choosing, ends, strict=True) for row in range(end - chunk.rows, end)]
 
 
-def _kept_hidden(group: list[ScheduledChunk], x: mx.array) -> dict[Sequence, mx.array]:
+def _draft_hidden(group: list[ScheduledChunk], x: mx.array) -> dict[Sequence, mx.array]:
     """Return the rows (1, T, E) of x (1, N, E) of the sequences that draft from hidden states."""
     if not any(chunk.drafts for chunk in group):
         return {}

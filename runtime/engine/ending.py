@@ -2,7 +2,7 @@
 
 An end is reported at once. The cache is released at the beginning of the next step, when the user has the last event.
 
-    finish (or `own_errors`) -> release -> the sequence has neither cache nor sampler
+    finish (or `end_on_error`) -> release -> the sequence has neither cache nor sampler
 
 So between two steps the engine's user may still read the cache of a sequence that has ended, with three exceptions:
 
@@ -77,8 +77,11 @@ class Ending:
         self._ended.append(sequence)
 
     @contextmanager
-    def own_errors(self, sequence: Sequence, events: list[Delivery]) -> Iterator[None]:
-        """End only this sequence on errors raised within; `events` gets a `SequenceFailed`."""
+    def end_on_error(self, sequence: Sequence, events: list[Delivery]) -> Iterator[None]:
+        """End this sequence alone at an error raised within; `events` gets a `SequenceFailed`.
+
+        Memory that runs out is an error of all sequences, and is raised.
+        """
         try:
             yield
         except Exception as error:

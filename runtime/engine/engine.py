@@ -352,7 +352,7 @@ class Engine:
         for sequence in checked:
             if sequence.state == "finished":  # before, or just now: a cancelled sequence may be in the list twice
                 continue
-            with self.ending.own_errors(sequence, events):
+            with self.ending.end_on_error(sequence, events):
                 if sequence.is_cancelled:
                     events.append((sequence, self.ending.finish(sequence, "cancelled")))
                 elif sequence.stop_id is not None:

@@ -34,8 +34,8 @@ class KVBudget:
     def total(self) -> int:
         if self._total is None:
             machine = budget()
-            least = self._cost.kv_bytes(self.limit)
-            self._total = least if machine is None else max(least, machine.usable - CACHE_LIMIT)
+            min_bytes = self._cost.kv_bytes(self.limit)
+            self._total = min_bytes if machine is None else max(min_bytes, machine.usable - CACHE_LIMIT)
         return self._total
 
     def limit_total(self, total: int) -> None:
@@ -61,11 +61,11 @@ class KVBudget:
         entries = min(-(-entries // CHUNK) * CHUNK, self.limit)  # rounded up to whole chunks
         total = self.total  # the free memory is measured here first, before any K/V are allocated
         reserved = self._cost.kv_bytes(sequence.reserved)
-        more = self._cost.kv_bytes(entries) - reserved
+        additional = self._cost.kv_bytes(entries) - reserved
         # A sequence that is alone gets its entries in any case: up to `limit` they fit then.
-        if self.used > reserved and self.used + more + spare * self._cost.kv_bytes(CHUNK) > total:
+        if self.used > reserved and self.used + additional + spare * self._cost.kv_bytes(CHUNK) > total:
             return False
-        self.used += more
+        self.used += additional
         sequence.reserved = entries
         return True
 
