@@ -19,9 +19,9 @@ from operator import mul
 import mlx.core as mx
 from msgspec import Struct
 
-from headrace.runtime.engine import sequence as sequences
 from headrace.runtime.engine.draft_networks import DraftModel, MtpDraft
 from headrace.runtime.engine.scheduler import ScheduledChunk, mean_context
+from headrace.runtime.engine.sequence import Sequence as EngineSequence
 from headrace.runtime.errors import UsageError
 from headrace.runtime.network import Network
 from headrace.runtime.sampling.sampler import Sampler
@@ -35,7 +35,6 @@ from headrace.runtime.speculation.proposer import MAX_DRAFT, Proposer, Speculati
 
 Extend = Callable[[ScheduledChunk, tuple[int, ...], str], ScheduledChunk]
 """Adds draft tokens of a source to a chunk, as far as there is room."""
-Sequenced = sequences.Sequence  # the engine's; `Sequence` is Python's here
 _MIN_NEW = 16  # new passes with draft tokens, from which on the file is written again
 
 
@@ -98,7 +97,7 @@ class Drafting:
         if speculate == "mtp" and self._head is None:
             raise UsageError("the model has no multi-token prediction head", "--speculate auto takes what there is")
 
-    def proposers(self, sequence: Sequenced) -> list[Proposer]:
+    def proposers(self, sequence: EngineSequence) -> list[Proposer]:
         """Return proposers for a sequence: "auto" means all that need no other model. Sets `mtp` if one is its head."""
         choice = sequence.request.speculate
         proposers: list[Proposer] = []
@@ -170,7 +169,7 @@ class Drafting:
         self._costs.save(self.controller.measured, rates)
 
     def _offers(
-        self, batch: Sequence[Sequenced], firsts: Sequence[Sequence[_FirstDraft]]
+        self, batch: Sequence[EngineSequence], firsts: Sequence[Sequence[_FirstDraft]]
     ) -> tuple[Sequence[_Offer], Sequence[_Offer]]:
         """Return each sequence's best draft to verify, and its draft for a dry run."""
         paying = self._paying_sources(firsts)
@@ -189,7 +188,7 @@ class Drafting:
         return offers, trials
 
     def _best_offers(
-        self, sequence: Sequenced, proposers: Sequence[Proposer], num_sequences: int
+        self, sequence: EngineSequence, proposers: Sequence[Proposer], num_sequences: int
     ) -> tuple[_Offer, _Offer]:
         """Return a sequence's draft of the highest gain to verify, and one for a dry run; without tokens for none.
 
@@ -254,7 +253,7 @@ class Drafting:
             proposer.dry_run.start(_next_position(sequence), draft_tokens, cost)
         return extended
 
-    def _start_dry_runs(self, batch: Sequence[Sequenced], trials: Sequence[_Offer]) -> None:
+    def _start_dry_runs(self, batch: Sequence[EngineSequence], trials: Sequence[_Offer]) -> None:
         """Start dry runs of the draft tokens that would be verified."""
         if not any(trial.chances for trial in trials):
             return
@@ -274,7 +273,7 @@ class Drafting:
         excess = self.controller.excess(num_sequences, total, context=self._context)
         return [num_sequences * excess * count / total for count in counts]
 
-    def _propose(self, sequence: Sequenced, proposer: Proposer, count: int) -> tuple[int, ...]:
+    def _propose(self, sequence: EngineSequence, proposer: Proposer, count: int) -> tuple[int, ...]:
         """Return draft tokens. A proposer that raises is dropped."""
         began = time.perf_counter()
         unread = _unread(sequence)
@@ -292,17 +291,17 @@ class Drafting:
         return draft_tokens
 
 
-def _unread(sequence: Sequenced) -> int:
+def _unread(sequence: EngineSequence) -> int:
     """Return the tokens that the in-flight pass chooses, 0 or 1."""
     return int(sequence.kv.length >= len(sequence.tokens))
 
 
-def _next_position(sequence: Sequenced) -> int:
+def _next_position(sequence: EngineSequence) -> int:
     """Return the position of the next draft token."""
     return len(sequence.tokens) + _unread(sequence)
 
 
-def _first_drafts(sequence: Sequenced) -> Sequence[_FirstDraft]:
+def _first_drafts(sequence: EngineSequence) -> Sequence[_FirstDraft]:
     """Return the proposers that have draft tokens for a sequence.
 
     None where a draft makes no sense: before the first token, at the last one, or if a token may be forced. All
@@ -321,7 +320,7 @@ def _first_drafts(sequence: Sequenced) -> Sequence[_FirstDraft]:
     return firsts
 
 
-def _chances(sequence: Sequenced, proposer: Proposer, unread: int) -> Sequence[float]:
+def _chances(sequence: EngineSequence, proposer: Proposer, unread: int) -> Sequence[float]:
     """Return each draft token's chance that it and all before it are accepted. unread: draft tokens to leave out."""
     max_tokens = min(MAX_DRAFT, sequence.remaining - 1)
     try:
