@@ -20,9 +20,10 @@ from headrace.app.answer import MAX_RUNNING
 from headrace.app.answer.answer import Answer, EncodedPrompt
 from headrace.app.answer.answer_stream import AnswerStream
 from headrace.app.answer.answerer import Answerer
-from headrace.app.answer.engine_thread import AnswerPart, EngineThread, OpenAnswer, wait_for_item
+from headrace.app.answer.engine_thread import EngineThread
 from headrace.app.answer.generation import Generation, generation, plain_schema
 from headrace.app.answer.messages import read_messages
+from headrace.app.answer.open_answer import AnswerPart, OpenAnswer, wait_for_item
 from headrace.app.answer.options import OPTIONS, AnswerOptions, recommended_options
 from headrace.app.answer.tools import read_tools
 from headrace.app.config.load_options import activations_choice, kv_choice

@@ -18,7 +18,8 @@ from msgspec.structs import replace
 
 from headrace import AnswerStream, CancelFlag, Completed, EngineError, Model, SamplingParams, TextChunk, load
 from headrace.app.answer.answerer import Answerer
-from headrace.app.answer.engine_thread import MAX_UNREAD, EngineThread, wait_for_item
+from headrace.app.answer.engine_thread import EngineThread
+from headrace.app.answer.open_answer import MAX_UNREAD, wait_for_item
 from headrace.app.api import _SUBMITTED
 from headrace.models.network.decoder import Decoder
 from tests.support.mlx_lm_models import config_of, write_mlx_lm_model

@@ -8,8 +8,9 @@ Guard: tests/test_api_threads.py.
 
 from typing import Any
 
-from headrace.app.answer.engine_thread import AnswerPart, EngineThread, OpenAnswer
+from headrace.app.answer.engine_thread import EngineThread
 from headrace.app.answer.generation import parsed_value
+from headrace.app.answer.open_answer import AnswerPart, OpenAnswer
 from headrace.models.text.events import Completed, TextChunk
 from headrace.runtime.errors import EngineError, HeadraceError
 
@@ -19,7 +20,7 @@ class AnswerStream:
 
     It ends early with `close`, at the end of a `with` or `async with` block, when a wait for a part is interrupted or
     cancelled, and when it is dropped. The memory of its sequence is then free. `for` waits on its thread, `async for`
-    lets other tasks run. Unread parts are kept; after 64 of them (`engine_thread.MAX_UNREAD`) the model waits, unless
+    lets other tasks run. Unread parts are kept; after 64 of them (`open_answer.MAX_UNREAD`) the model waits, unless
     it works for other answers.
     """
 
