@@ -48,9 +48,9 @@ from headrace.models.text.events import Completed, TextChunk
 from headrace.runtime import ops
 from headrace.runtime.engine.request import CancelFlag, PrefillProgress, SequenceFailed
 from headrace.runtime.engine.sequence import Sequence
-from headrace.runtime.engine.step_timer import watch_garbage
 from headrace.runtime.errors import HeadraceError, expected
 from headrace.runtime.machine import memory
+from headrace.runtime.machine.garbage import watch_garbage
 from headrace.runtime.machine.hardware import Machine, machine
 from headrace.runtime.network import Network
 

@@ -1,5 +1,6 @@
 """Requests in, events out: scheduling, the decode loop, prefill.
 
 `engine.py` has the step. In its order: `scheduler.py`, `drafting.py`, `decode.py` and `prefill.py` (one pass),
-`in_flight.py` (its states), `commit.py`, `ending.py`. `sequence.py` is the state of a request.
+`in_flight.py` (its states), `batch_clock.py` (its times), `commit.py`, `ending.py`. `sequence.py` is the state of a
+request.
 """

@@ -22,6 +22,7 @@ import mlx.core as mx
 from msgspec import Struct
 from msgspec.structs import replace
 
+from headrace.runtime.engine.batch_clock import BatchClock
 from headrace.runtime.engine.commit import commit_batch
 from headrace.runtime.engine.decode import start
 from headrace.runtime.engine.drafting import Drafting
@@ -33,7 +34,7 @@ from headrace.runtime.engine.prefill import ChunkBudget, prefill_prompt
 from headrace.runtime.engine.request import Event, Request, SequenceFailed
 from headrace.runtime.engine.scheduler import ScheduledChunk, Scheduler
 from headrace.runtime.engine.sequence import Delivery, Sequence
-from headrace.runtime.engine.step_timer import BatchClock, StepTimer
+from headrace.runtime.engine.step_timer import StepTimer
 from headrace.runtime.engine.timeline import Timeline
 from headrace.runtime.errors import EngineError
 from headrace.runtime.kv.backend import KVBackend, KVOptions

@@ -1,6 +1,5 @@
 """Time of steps by part: sampled, within the step, off by default; facts of a pass in the records."""
 
-import gc
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from headrace.runtime import ops
 from headrace.runtime.engine import step_timer
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
-from headrace.runtime.engine.step_timer import StepTimer, garbage_seconds, watch_garbage
+from headrace.runtime.engine.step_timer import StepTimer
 from headrace.runtime.metrics.telemetry import StepRecord
 from headrace.runtime.ops.native import RegionTimes
 from tests.support.tiny import load_decoder, write_model
@@ -86,15 +85,6 @@ def test_the_first_steps_of_each_answer_are_timed(monkeypatch: pytest.MonkeyPatc
     assert timer.parts(0.01, 0.0, decodes=True, follows=False) is None  # the whole prompt is cached
     assert timer.parts(0.01, 0.0, decodes=True) is not None
     assert timer.parts(0.01, 0.0, decodes=True, follows=False) is None, "the clocks ran in between"
-
-
-def test_garbage_collection_is_timed_once_watched() -> None:
-    watch_garbage()
-    watch_garbage()
-    before = garbage_seconds()
-    gc.collect()
-    assert garbage_seconds() > before
-    assert gc.callbacks.count(step_timer._note) == 1
 
 
 @pytest.mark.parametrize("kernels", ["native", "reference"])

@@ -1,4 +1,4 @@
-"""No garbage is collected in a block of imports, whose objects are exempt from then on."""
+"""No garbage is collected in a block of imports, whose objects are exempt from then on; collections are timed."""
 
 import gc
 import sys
@@ -63,3 +63,12 @@ def test_garbage_collection_that_was_off_stays_off() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_garbage_collection_is_timed_once_watched() -> None:
+    garbage.watch_garbage()
+    garbage.watch_garbage()
+    before = garbage.garbage_seconds()
+    gc.collect()
+    assert garbage.garbage_seconds() > before
+    assert gc.callbacks.count(garbage._note) == 1
