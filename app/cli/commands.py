@@ -119,11 +119,13 @@ class _LazyGroup(click.Group):
                 return None
             if _on_a_terminal():
                 return "chat"
-            if sys.stdin.isatty():
+            if sys.stdin.isatty():  # no text comes, and there is no screen: click shows the help
                 return None
             return "run"
         if _is_prompt(args[0]):
             return "run"
+
+        # An option of `run` or `chat` that comes first; what has no dash is the name of a command.
         name = args[0].partition("=")[0]
         if not name.startswith("-") or name in ("--", *self._group_options(ctx)):
             return None

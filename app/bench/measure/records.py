@@ -147,7 +147,21 @@ class RepetitionFigures(Struct, frozen=True, kw_only=True):
 
 
 class Result(Struct, frozen=True, kw_only=True):
-    """An entry of `results`: all figures of one test."""
+    """An entry of `results`: all figures of one test.
+
+    test, depth: name it; see `app.bench.measure.plan`.
+    threads, threads_batch: of a decode step and of a prefill, as the engine reports them.
+    threads_told: that the engine was told to use.
+    generated_tokens: of each sequence.
+    tokens_per_second: of all sequences.
+    weight_bytes_per_step: read by the average step.
+    kv_bytes_per_step: read and written by it, for all sequences.
+    mbu: share of the measured bandwidth; mbu_paired: its mean and interval over the repetitions.
+    mbu_nominal: share of the vendor's bandwidth.
+    busy: other programs slowed down half of the repetitions.
+    drift: relative change in speed from the first third of the repetitions to the last.
+    samples: tokens per second of each repetition.
+    """
 
     test: str
     depth: Annotated[int, Meta(ge=0, lt=2**53)]
@@ -226,7 +240,11 @@ class KVRatio(Ratio, frozen=True):
 
 
 class Scaling(Struct, frozen=True, kw_only=True):
-    """A batch over one sequence."""
+    """A batch over one sequence, paired by round.
+
+    speedup: ratio of the total speeds.
+    step_time: ratio of the times of a step.
+    """
 
     test: str
     depth: int
@@ -239,7 +257,7 @@ class Scaling(Struct, frozen=True, kw_only=True):
 
 
 class Agreement(Struct, frozen=True, kw_only=True):
-    """Our measurement of a peer over its own report."""
+    """Our measurement of a peer over its own report. low, high: 95 % interval of `measured_over_own`."""
 
     test: str
     depth: int
@@ -263,7 +281,7 @@ class MeasuredPeak(Struct, frozen=True, kw_only=True):
 
 
 class RememberedPeak(Struct, frozen=True):
-    """The peak that other commands use."""
+    """The peak that other commands use. source: see `runtime.machine.peaks.Peak`."""
 
     gb_s: float
     measured_at: str
@@ -378,7 +396,15 @@ class Identity(Struct, frozen=True):
 
 
 class HostsAccount(Struct, frozen=True, kw_only=True):
-    """Ranks, split and link of several machines."""
+    """Ranks, split and link of several machines.
+
+    backend: of MLX's collectives.
+    shares: part of the model by rank.
+    ranks: names of the machines.
+    latency_us, bandwidth_gb_s: the highest and the lowest of all links, measured.
+    rank_times: mean times of timed steps, by rank.
+    link_s_per_step, link_share: time on the link, and its part of a step; computed.
+    """
 
     backend: str
     split: str

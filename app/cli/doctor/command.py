@@ -185,7 +185,7 @@ def _software_rows(report: DoctorReport) -> Rows:
     named = [f"{name.replace('_', '-')} {version or 'missing'}" for name, version in report.versions.items()]
     headrace = report.versions.get("headrace") or NOT_INSTALLED
     others = [text for text in named if not text.startswith("headrace ")]
-    # Python, MLX and mlx-lm, which lead `diagnosis.PACKAGES`, then the rest.
+    # Python leads `versions`, then `diagnosis.PACKAGES` in their order: MLX, mlx-lm, and the rest.
     return [("headrace", headrace), ("runs on", ", ".join(others[:3])), ("with", ", ".join(others[3:]))]
 
 

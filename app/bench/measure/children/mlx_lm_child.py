@@ -3,7 +3,7 @@
 It runs as users call it: its own prefill step size, its own wired memory limit. Several sequences use its batch
 generator. MLX has no thread setting. Protocol: `app.bench.measure.children`.
 
-tests/app/cli/test_bench.py runs it.
+Guard: tests/app/cli/test_bench.py.
 """
 
 import json
