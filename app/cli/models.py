@@ -190,7 +190,8 @@ def rm(name: str, yes: bool) -> None:
 def _keep_quantized(
     model: ResolvedModel, bits: int, group_size: int, kept_as: str | None, progress: Progress
 ) -> ResolvedModel:
-    # imports mlx, which the other subcommands do not need
+    """Quantize a model into the store. kept_as: name of the copy; None: the model's and the bits."""
+    # late: only --quantize needs these
     from headrace.models.checkpoint.quantization import Quantization
     from headrace.models.loading.keep_quantized import keep_quantized
 
@@ -229,7 +230,10 @@ def _overlap(files: CachedFiles | None, others: CachedFiles) -> bool:
 
 
 def _document(name: str | None) -> Document:
-    """Return the headers' facts of an installed or local model or of one on the hub, the catalog's of any other."""
+    """Return the document of one model, without a download.
+
+    Facts come from the headers of an installed or local model, or of one on the hub; of any other from the catalog.
+    """
     store = Store()
     usable = usable_memory()
     source = None

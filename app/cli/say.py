@@ -1,4 +1,4 @@
-"""Lines, JSON documents and questions of commands on a terminal: sanitised text, indented ASCII JSON.
+"""Print a command's lines, JSON documents and questions: sanitised text, indented ASCII JSON.
 
 Text that may be a model's or a file's is printed with `say`; `click.echo` is for texts of headrace alone.
 

@@ -1,9 +1,9 @@
 """JSON document of a model on several machines, and its view: `headrace predict --hosts`, with and without --json.
 
-The view reads the document alone, so both show the same figures; the predictions are in `hosts.py`.
-`headrace predict` calls both functions.
+The view reads the document alone, so both show the same figures; the predictions are in `hosts.py`. Scripts read the
+keys, so none may be renamed.
 
-Guards: tests/app/predict/test_hosts.py.
+Guard: tests/app/predict/test_hosts.py.
 """
 
 from collections.abc import Sequence
