@@ -1,9 +1,6 @@
 """A chat's engine on a server: any that has OpenAI's chat completions, with all figures if it is headrace's own.
 
-`RemoteEngine` connects: one thread per answer reads its stream, and `poll` never blocks. `RemoteAnswer` makes events of
-the chunks. headrace's own server reports each step in a chunk with a `headrace` object, after the chunks with its text.
-A chunk with text of another server counts as a step: its latency is the time since the one before, and its bytes are
-unknown.
+One thread per answer reads its stream, a `RemoteAnswer` makes events of the chunks, and `poll` never blocks.
 
 Guard: tests/app/engine/test_remote.py.
 """
@@ -12,29 +9,24 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from http.client import HTTPConnection
 from queue import Empty, SimpleQueue
 from socket import SHUT_RDWR
-from typing import Any, TypeVar
+from typing import Any
 
-from msgspec.structs import replace
-
+from headrace.app.answer.options import AnswerOptions
 from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.client import EngineState, generations_to_cancel
 from headrace.app.engine.commands import Generate, PrefetchPrompt
-from headrace.app.engine.events import Abandoned, AnswerEvent, Delta, Done, Event, Failed, LoadProgress, Ready
+from headrace.app.engine.events import Abandoned, AnswerEvent, Done, Event, Failed, LoadProgress, Ready
 from headrace.app.engine.http_address import HTTPAddress, ServerError, events, reason
 from headrace.app.engine.model_card import ModelCard
-from headrace.app.engine.telemetry import count_of, event_of, textless
+from headrace.app.engine.remote_answer import RemoteAnswer
+from headrace.app.engine.telemetry import count_of, event_of
 from headrace.app.engine.telemetry_reader import telemetry_path
-from headrace.models.text.events import Completed, TextChunk
-from headrace.models.text.thinking import CLOSING, OPENING
-from headrace.runtime.config.typed import as_mapping
-from headrace.runtime.engine.request import Finished, FinishReason
 from headrace.runtime.errors import EngineError
-from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary
 
 _CONNECT_S = 10.0  # for a connection
 _SILENCE_S = 600.0  # without a byte from the server
@@ -43,7 +35,6 @@ _CONTEXT = ("context_length", "max_model_len")  # keys of a model's context limi
 # Options that other servers do not know: some refuse unknown fields.
 _HEADRACE_ONLY = ("speculate", "thinking", "schema", "regex", "grammar")
 _POLL_S = 0.05  # between two reads of the state by a waiting answer
-AnyPart = TypeVar("AnyPart", TextChunk, Completed)
 
 
 class RemoteEngine:
@@ -141,7 +132,7 @@ class RemoteEngine:
                 self._open.discard(event.id)
         return True
 
-    # -- threads: they put events into the queue, and change no state but `_model`, `_own` and `_running` -------------
+    # -- threads: they put events into the queue, and change no state but `_model`, `_is_headrace` and `_running` -----
 
     def _connect(self, number: int) -> None:
         """Find the model of a start, loaded if need be, and put its Ready or Failed."""
@@ -210,18 +201,13 @@ class RemoteEngine:
     def _body(self, command: Generate) -> dict[str, object]:
         """Return the request. Raises ServerError for options that another server cannot honour and that must hold."""
         options = command.options.given()
-        if not self._is_headrace:
-            options = {key: value for key, value in options.items() if key not in _HEADRACE_ONLY}
+        messages = [dict(message) for message in command.messages]
         if self._is_headrace:
             options["headrace"] = {"steps": True}
-        elif command.options.grammar_source() is not None:  # never dropped: the answer would not fit
-            if command.options.schema is None:
-                raise ServerError("only headrace's own server takes a regular expression or a grammar")
-            schema = {"name": "answer", "strict": True, "schema": command.options.schema}
-            options["response_format"] = {"type": "json_schema", "json_schema": schema}
-        messages = [dict(message) for message in command.messages]
-        if not self._is_headrace:  # some refuse thinking that is sent back
-            for message in messages:
+        else:
+            options = {key: value for key, value in options.items() if key not in _HEADRACE_ONLY}
+            options |= _response_format(command.options)
+            for message in messages:  # some refuse thinking that is sent back
                 message.pop("reasoning_content", None)
         if command.begun.text:
             messages.append({"role": "assistant", "content": command.begun.text})
@@ -235,149 +221,17 @@ class RemoteEngine:
         }
 
 
-class RemoteAnswer:
-    """Chunks in, events out.
+def _response_format(options: AnswerOptions) -> dict[str, object]:
+    """Return the field that asks another server for a schema, none without.
 
-    is_whole: its last chunk has come, or the line that ends a stream.
+    Raises ServerError for a regular expression or a grammar, which is never dropped: the answer would not fit.
     """
-
-    def __init__(self, command: Generate, *, is_headrace: bool) -> None:
-        """is_headrace: the server is headrace's own, which reports the steps after their text."""
-        self.is_whole = False
-        # Text and figures so far. `_thinking` and `_content` are emptied into each delta.
-        self._id = command.id
-        self._is_headrace = is_headrace
-        self._ttft_s: float | None = None
-        self._last = command.submitted  # when the latest text came
-        self._latencies: list[float] = []
-        self._pieces = 0  # of text, each of which counts as a step
-        self._thinking = ""
-        self._content = ""
-        self._has_thinking = False  # its opening tag was sent
-        self._has_content = False  # content was sent: no thinking comes after it
-        self._usage: Mapping[str, Any] = {}
-        self._cut = False  # by a limit
-        self._done: Done | None = None  # of headrace's own server
-
-    def take(self, chunk: Mapping[str, Any]) -> list[Event]:
-        """Return the events of a chunk. Raises ServerError for an error in the stream, KeyError for other objects."""
-        if error := chunk.get("error"):
-            raise ServerError(str(error.get("message", error)), str(error.get("code") or ""))
-        self._usage = as_mapping(chunk.get("usage")) or self._usage
-        if extension := chunk.get("headrace"):
-            return self._reported(extension)
-        for choice in chunk["choices"]:
-            finish_reason = choice.get("finish_reason")
-            self.is_whole = self.is_whole or finish_reason is not None
-            self._cut = self._cut or finish_reason == "length"
-            delta = choice.get("delta") or {}
-            self._thinking += delta.get("reasoning_content") or delta.get("reasoning") or ""
-            self._content += delta.get("content") or ""
-        if self._is_headrace or not (self._thinking or self._content):
-            return []  # headrace's own server reports a step after its text
-        return [self._delta([self._record()])]
-
-    def end(self) -> list[Event]:
-        """Return the end of the answer, after the last chunk. Raises ServerError if it was not the last."""
-        if not self.is_whole:
-            raise ServerError("the server broke off its answer")
-        reason: FinishReason = "length" if self._cut else "stop"
-        done = self._done or Done(self._id, Finished(reason, self._summary()))
-        if not self._thinking and not self._content:
-            return [done]
-        rest = Completed("", done.end)
-        return [Delta(self._id, [self._with_text(rest)], self._ttft_s, has_steps=False), done]
-
-    def _reported(self, extension: Mapping[str, Any]) -> list[Event]:
-        """Return the event that headrace's own server reports."""
-        event = event_of(str(extension["event"]), {**extension["data"], "id": self._id})
-        if isinstance(event, Done):
-            self._done = event
-            return []
-        if isinstance(event, Delta):
-            self._ttft_s = event.ttft_s
-            return [self._delta(event.records)]
-        return [event] if isinstance(event, AnswerEvent) else []
-
-    def _delta(self, records: Sequence[StepRecord]) -> Delta:
-        """Return the text that has come, with the records of its steps."""
-        first, *others = map(textless, records)  # the text cannot be divided among the steps: the first gets all
-        return Delta(self._id, [self._with_text(first), *others], self._ttft_s, has_steps=False)
-
-    def _with_text(self, part: AnyPart) -> AnyPart:
-        """Return the part with the text that has come, and tags around thinking. Thinking after content is content."""
-        thinking = self._thinking
-        content = self._content
-        if self._has_content:
-            content = thinking + content
-            thinking = ""
-        opening = ""
-        if thinking and not self._has_thinking:
-            opening = OPENING
-            self._has_thinking = True
-        closing = ""
-        if content and not self._has_content:
-            self._has_content = True
-            if self._has_thinking:
-                closing = CLOSING
-        self._thinking = ""
-        self._content = ""
-        text = opening + thinking + closing + content
-        return replace(part, text=text, opening=opening, thinking=thinking, closing=closing, content=content)
-
-    def _record(self) -> StepRecord:
-        """Return the record of another server's step: the text that has come since the last one."""
-        now = time.monotonic()
-        latency = now - self._last
-        self._last = now
-        if self._ttft_s is None:
-            self._ttft_s = latency
-        else:
-            self._latencies.append(latency)
-        self._pieces += 1
-        return StepRecord(
-            index=self._pieces - 1,
-            context=0,
-            latency_s=latency,
-            weight_bytes=0,
-            kv_bytes_read=0,
-            kv_bytes_written=0,
-            kv_used_bytes=0,
-            kv_allocated_bytes=0,
-            active_memory_bytes=0,
-            peak_memory_bytes=0,
-        )
-
-    def _summary(self) -> Summary:
-        tokens = count_of(self._usage.get("completion_tokens")) or self._pieces
-        prompt = count_of(self._usage.get("prompt_tokens"))
-        cached = count_of(as_mapping(self._usage.get("prompt_tokens_details")).get("cached_tokens"))
-        decoding = sum(self._latencies)
-        step_s = None
-        if self._latencies:
-            step_s = decoding / len(self._latencies)
-        tpot_s = None
-        if tokens > 1 and decoding:
-            tpot_s = decoding / (tokens - 1)
-        return Summary(
-            prompt_tokens=prompt,
-            reused_tokens=cached,
-            prefill_tokens=max(0, prompt - cached),
-            completion_tokens=tokens,
-            steps=self._pieces,
-            prefill_s=0.0,
-            first_step_s=None,
-            ttft_s=self._ttft_s,
-            step_latency=Percentiles.of(self._latencies),
-            step_s=step_s,
-            itl=Percentiles.of(self._latencies),
-            tpot_s=tpot_s,
-            weight_bytes_per_step=0,
-            kv_bytes_per_token=0,
-            kv_cache_bytes=0,
-            achieved_gb_s=None,
-            peak_memory_bytes=0,
-        )
+    if options.grammar_source() is None:
+        return {}
+    if options.schema is None:
+        raise ServerError("only headrace's own server takes a regular expression or a grammar")
+    schema = {"name": "answer", "strict": True, "schema": options.schema}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
 def unknown_card(name: str, model: Mapping[str, Any]) -> ModelCard:
