@@ -5,7 +5,7 @@
 
 For many at once, `submit` each prepared answer and call `step` while `has_work`. `submit`, `stream`, `step` and
 `cancel_all` belong to the thread that loaded the model. `encode`, `prepare` and `prepare_grammars` may run on any
-thread, several at once (`app.engine.process`): they do not change the engine.
+thread, several at once (`app.engine.preparation`): they do not change the engine.
 
 Guards: tests/app/answer/test_answerer.py and test_structured.py; tests/app/engine/test_preparation.py and
 tests/test_api_threads.py for the threads.

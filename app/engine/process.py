@@ -1,13 +1,12 @@
 """Command loop of the engine process, started by `app.engine.start`: commands arrive on a socket, events leave.
 
 The main thread owns the model and runs one command after the other. Prompts of Generate and CountTokens are encoded on
-other threads (`Preparation`); answers that were prepared are given in one batch. Other commands wait until all answers
-have ended. A thread reads the socket: it takes a Cancel during a generation, and ends the process when the chat closes
-the socket.
+other threads (`preparation.py`); answers that were prepared are given in one batch. Other commands wait until all
+answers have ended. A thread reads the socket: it takes a Cancel during a generation, and ends the process when the chat
+closes the socket.
 
-`Inbox` receives, `Preparation` prepares, `Server` runs, `EventSender` sends. A new command needs its class in
-`commands.py`, a case in `Server._run` (or in `Inbox._read`, if it is taken during an answer), and a method of
-`client.py`.
+`Inbox` receives, `Server` runs, `EventSender` sends. A new command needs its class in `commands.py`, a case in
+`Server._run` (or in `Inbox._read`, if it is taken during an answer), and a method of `client.py`.
 
 Guards: tests/app/engine/test_client.py, test_rest.py and test_preparation.py.
 """
@@ -21,12 +20,9 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
-
-from msgspec import Struct
 
 from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.commands import (
@@ -59,6 +55,7 @@ from headrace.app.engine.events import (
     SlowFirstPass,
     TokensCounted,
 )
+from headrace.app.engine.preparation import Preparation, Prepared
 from headrace.app.engine.wire import Channel
 from headrace.models.registry.progress import Progress
 from headrace.runtime.errors import EngineError, HeadraceError
@@ -70,20 +67,6 @@ if TYPE_CHECKING:
 
 _JOINING_S = 0.02  # for requests that join between two steps
 _INTERVAL_S = 0.1  # between two reports of one stage: each is a message that the chat draws
-LONG_TEXT = 500_000  # characters, which take a second or more to encode
-_THREADS = ("long prompts", "constrained prompts", "prompts")
-
-
-class Prepared(Struct, frozen=True):
-    """A request that was prepared.
-
-    start: begins its answer, on the model's thread; None if it has ended.
-    error: raised by its preparation.
-    """
-
-    id: int
-    start: Callable[[], None] | None = None
-    error: BaseException | None = None
 
 
 class Inbox:
@@ -178,48 +161,6 @@ class EventSender:
             self._channel.send(event, waits=not isinstance(event, Delta | BatchStatus | SlowFirstPass))
         if isinstance(event, Done | ContextFull | Failed | Abandoned | TokensCounted) and event.id is not None:
             self._ended(event.id)
-
-
-class Preparation:
-    """Encodes the prompts of requests and compiles their grammars, beside the decode loop. Either can take seconds.
-
-    Three threads take one request after the other each: very long texts, requests with a schema, a grammar or tools,
-    and all others, so that a slow request delays its own kind alone, and never a step.
-
-    pending: requests that were not taken yet; the command loop counts it down.
-    """
-
-    def __init__(self, hand_over: Callable[[Prepared], None]) -> None:
-        """hand_over: takes every request once it is prepared, on any thread."""
-        self.pending = 0
-        self._hand_over = hand_over
-        # In the order of _THREADS; each has one thread, which takes its requests in order.
-        self._long, self._constrained, self._others = (ThreadPoolExecutor(1, name) for name in _THREADS)
-
-    def submit(self, command: Generate | CountTokens, prepare: Callable[[], Callable[[], None] | None]) -> None:
-        """Prepare a request on its thread. prepare: returns its `start`."""
-
-        def prepared() -> Prepared:
-            try:
-                return Prepared(command.id, prepare())
-            except BaseException as error:  # panics of libraries are no Exceptions
-                return Prepared(command.id, error=error)
-
-        self.pending += 1
-        self._thread_of(command).submit(lambda: self._hand_over(prepared()))
-
-    def _thread_of(self, command: Generate | CountTokens) -> ThreadPoolExecutor:
-        if sum(map(len, _texts(command))) > LONG_TEXT:
-            return self._long
-        constrained = isinstance(command, Generate) and command.options.constrained
-        return self._constrained if constrained or command.tools is not None else self._others
-
-
-def _texts(command: Generate | CountTokens) -> Iterator[str]:
-    if isinstance(command, Generate) and command.prompt is not None:
-        yield command.prompt
-    values: list[object] = [value for message in command.messages for value in message.values()]
-    yield from (value for value in values if isinstance(value, str))
 
 
 class Server:

@@ -13,7 +13,8 @@ from headrace.app.config.load_options import ModelSpec
 from headrace.app.engine.commands import Cancel, CountTokens, EngineCommand, Generate
 from headrace.app.engine.events import Abandoned, Done, Event, Failed, TokensCounted
 from headrace.app.engine.host import EngineHost
-from headrace.app.engine.process import LONG_TEXT, Inbox, Server
+from headrace.app.engine.preparation import LONG_TEXT
+from headrace.app.engine.process import Inbox, Server
 from headrace.app.engine.wire import Channel, socket_pair
 from headrace.models.text.encoding import encoding_ends, limited
 from headrace.runtime.errors import ContextLimitError

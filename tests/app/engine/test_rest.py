@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from headrace.app.engine.commands import EngineCommand, Generate, Rest
-from headrace.app.engine.process import Prepared, Server
+from headrace.app.engine.preparation import Prepared
+from headrace.app.engine.process import Server
 
 
 class OverError(Exception):
