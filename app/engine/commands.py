@@ -1,7 +1,7 @@
 """Commands from the chat or the server to its engine process.
 
 `client.EngineClient` sends them, `Quit` through its `link.EngineLink`. `process.Inbox` takes Cancel, TimeSteps and
-LimitKV as they arrive; `process.Server` runs all others. `ModelSpec` is one, too: it loads a model.
+LimitKV as they arrive; `process.CommandLoop` runs all others. `ModelSpec` is one, too: it loads a model.
 
 Guard: tests/app/engine/test_client.py.
 """

@@ -3,7 +3,7 @@
 Three threads take one request after the other each: very long texts, requests with a schema, a grammar or tools, and
 all others. So a slow request delays its own kind alone, and never a step.
 
-`process.Server` submits requests, and runs the `start` of each one that comes back prepared.
+`process.CommandLoop` submits requests, and runs the `start` of each one that comes back prepared.
 
 Guard: tests/app/engine/test_preparation.py.
 """

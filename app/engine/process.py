@@ -5,8 +5,8 @@ other threads (`preparation.py`); answers that were prepared are given in one ba
 answers have ended. A thread reads the socket: it takes a Cancel during a generation, and ends the process when the chat
 closes the socket.
 
-`Inbox` receives, `Server` runs, `EventSender` sends. A new command needs its class in `commands.py`, a case in
-`Server._run` (or in `Inbox._read`, if it is taken during an answer), and a method of `client.py`.
+`Inbox` receives, `CommandLoop` runs, `EventSender` sends. A new command needs its class in `commands.py`, a case in
+`CommandLoop._run` (or in `Inbox._read`, if it is taken during an answer), and a method of `client.py`.
 
 Guards: tests/app/engine/test_client.py, test_rest.py and test_preparation.py.
 """
@@ -163,7 +163,7 @@ class EventSender:
             self._ended(event.id)
 
 
-class Server:
+class CommandLoop:
     """Runs commands. `send` takes events, from any thread."""
 
     def __init__(self, inbox: Inbox, send: Callable[[Event], None]) -> None:
@@ -172,7 +172,7 @@ class Server:
         self._host: EngineHost | None = None
         self._preparation = Preparation(inbox.put)
 
-    def serve(self) -> None:
+    def run(self) -> None:
         """Run commands for ever."""
         while True:
             if self._host is not None and self._host.busy:
@@ -306,7 +306,7 @@ def main(descriptor: int) -> None:
     faulthandler.enable()
     channel = Channel[Event, EngineCommand](socket.socket(fileno=descriptor))
     inbox = Inbox(channel)
-    Server(inbox, EventSender(channel, inbox.ended).send).serve()
+    CommandLoop(inbox, EventSender(channel, inbox.ended).send).run()
 
 
 def throttled(sink: Progress) -> Progress:

@@ -14,7 +14,7 @@ from headrace.app.engine.commands import Cancel, CountTokens, EngineCommand, Gen
 from headrace.app.engine.events import Abandoned, Done, Event, Failed, TokensCounted
 from headrace.app.engine.host import EngineHost
 from headrace.app.engine.preparation import LONG_TEXT
-from headrace.app.engine.process import Inbox, Server
+from headrace.app.engine.process import CommandLoop, Inbox
 from headrace.app.engine.wire import Channel, socket_pair
 from headrace.models.text.encoding import encoding_ends, limited
 from headrace.runtime.errors import ContextLimitError
@@ -39,8 +39,8 @@ class Engine:
         ours, theirs = socket_pair()
         _SOCKETS.append(ours)
         self._ours = Channel[EngineCommand, Event](ours)
-        self._server = Server(Inbox(Channel(theirs)), self._take)
-        self._server._host = self.host
+        self._loop = CommandLoop(Inbox(Channel(theirs)), self._take)
+        self._loop._host = self.host
         answerer = self.host._answerer
         self._hold(
             monkeypatch, answerer.chat_prompt, "encode", lambda messages: len(messages[0]["content"]) > LONG_TEXT
@@ -49,7 +49,7 @@ class Engine:
 
     @property
     def pending(self) -> int:
-        return self._server._preparation.pending
+        return self._loop._preparation.pending
 
     def send(self, *commands: EngineCommand) -> None:
         for command in commands:
@@ -58,7 +58,7 @@ class Engine:
     def run(self, *, until: int) -> None:
         """Run until so many requests have ended."""
         while len(self.ended) < until:
-            self._server._step(self.host) if self.host.busy else self._server._await_command()
+            self._loop._step(self.host) if self.host.busy else self._loop._await_command()
 
     def _take(self, event: Event) -> None:
         if isinstance(event, ENDS):

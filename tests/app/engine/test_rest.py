@@ -8,7 +8,7 @@ import pytest
 
 from headrace.app.engine.commands import EngineCommand, Generate, Rest
 from headrace.app.engine.preparation import Prepared
-from headrace.app.engine.process import Server
+from headrace.app.engine.process import CommandLoop
 
 
 class OverError(Exception):
@@ -75,8 +75,8 @@ class Inbox:
 
 def test_a_resting_engine_does_no_idle_work() -> None:
     host = Host()
-    server = Server(Inbox([None, Rest(), Rest(), None, Generate(1, []), None]), lambda _: None)  # type: ignore[arg-type]
-    server._host = host  # type: ignore[assignment]
+    loop = CommandLoop(Inbox([None, Rest(), Rest(), None, Generate(1, []), None]), lambda _: None)  # type: ignore[arg-type]
+    loop._host = host  # type: ignore[assignment]
     with pytest.raises(OverError):
-        server.serve()
+        loop.run()
     assert host.calls == ["idle work", "generate", "idle work"]

@@ -17,7 +17,7 @@ from headrace.app.engine.commands import TIMED_EVERY, Generate
 from headrace.app.engine.events import BatchStatus, ContextFull, Delta, Done, Event, Failed, Ready
 from headrace.app.engine.host import EngineHost
 from headrace.app.engine.outbox import SERVED_TEXT_S, TEXT_S
-from headrace.app.engine.process import Server
+from headrace.app.engine.process import CommandLoop
 from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.errors import NotEnoughMemoryError
 from tests.support.hosted import begin
@@ -193,10 +193,10 @@ class Silent:
 
 def test_every_request_gets_the_error_of_a_failed_engine() -> None:
     events: list[Event] = []
-    server = Server(Silent(), events.append)  # type: ignore[arg-type]
-    server._host = Broken()  # type: ignore[assignment]
+    loop = CommandLoop(Silent(), events.append)  # type: ignore[arg-type]
+    loop._host = Broken()  # type: ignore[assignment]
     with pytest.raises(EOFError):
-        server.serve()
+        loop.run()
     assert events == [Failed(number, "no memory", "a hint", "NotEnoughMemoryError") for number in (4, 5, 6)]
 
 
