@@ -4,11 +4,9 @@ Every submitted `Generate` ends with exactly one of Done, ContextFull, Failed (w
 `Prefill` comes before its first `Delta`, but never from another program's server. Texts are as the model generated
 them: sanitise them before drawing (`app.output.sanitise`).
 
-In the engine process `host.py` makes them (with `outbox.py`, `prompt_fit.py` and `batch_monitor.py`), and so do
-`idle_work.py` and `process.py`. Outside it, `client.py` and `link.py` make those of an engine that has ended or was
-stopped, `remote.py` those of a server elsewhere. `telemetry.py` writes some as JSON and makes them from it again, for
-`headrace top` and for a chat with --connect; the chat's `model_loading.py` makes LoadProgress of PullProgress. The
-chat, the server's forms, its metrics and telemetry read them.
+Most are made in the engine process. Outside it, `client.py` and `link.py` make those of an engine that has ended or was
+stopped, `remote.py` and `remote_answer.py` those of a server elsewhere. `telemetry.py` writes some as JSON and makes
+them from it again, for `headrace top` and for a chat with --connect.
 
 A new event is a class here, in one of the unions at the end; readers that do not know it ignore it.
 

@@ -47,8 +47,12 @@ Listener = Callable[[Event], None]
 class ServedEngine:
     """One model for many requests at once.
 
+    spec: how the model is loaded.
     card: the latest loaded model; None before the first.
+    failure: of the latest attempt to load; None if it succeeded or still runs.
     requested_at: monotonic clock of the latest request.
+    listeners: called with every event.
+    on_failure, on_unload: called when the model could not be loaded, and when it was unloaded; set by the owner.
     """
 
     def __init__(
@@ -71,7 +75,7 @@ class ServedEngine:
         """
         self.card: ModelCard | None = None
         self.requested_at = time.monotonic()
-        self.failure: Failed | None = None  # of the latest attempt to load
+        self.failure: Failed | None = None
         self.listeners: list[Listener] = []
         self.on_failure: Callable[[], None] = lambda: None
         self.on_unload: Callable[[], None] = lambda: None

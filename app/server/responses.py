@@ -212,8 +212,8 @@ class ResponseForm:
         self._answer = AnswerParts()
         self._head = {"id": f"resp_{token_hex(12)}", "object": "response", "created_at": int(time.time())}
         self._model = model
-        self._output: list[dict[str, Any]] = []  # items, the last one perhaps open
-        self._open = False
+        self._output: list[dict[str, Any]] = []  # items so far
+        self._open = False  # the last item has not ended in the stream
         self._reports: list[object] = []  # of tokens whose text has not come yet
         self._number = 0  # of the next event
         self._extension: dict[str, object] = {}  # the `headrace` field of the response, or nothing
