@@ -73,20 +73,20 @@ class AnswerSteps(Struct):
 
     def accepted_spans(self) -> Iterator[tuple[int, int]]:
         """Yield (begin, end) in the answer's text of accepted draft tokens, without empty spans."""
-        at = self.start
+        position = self.start
         for pieces, accepted, _ in self.texts:
-            end = at + sum(map(len, pieces[:accepted]))
-            if end > at:
-                yield at, end
-            at += sum(map(len, pieces))
+            end = position + sum(map(len, pieces[:accepted]))
+            if end > position:
+                yield position, end
+            position += sum(map(len, pieces))
 
     def rejected(self) -> Iterator[tuple[int, str]]:
         """Yield (character of the answer's text, text) of rejected draft tokens, those of a step together."""
-        at = self.start
+        position = self.start
         for pieces, accepted, rejected in self.texts:
             if text := "".join(rejected):
-                yield at + sum(map(len, pieces[:accepted])), text
-            at += sum(map(len, pieces))
+                yield position + sum(map(len, pieces[:accepted])), text
+            position += sum(map(len, pieces))
 
     def joined_to(self, earlier: "AnswerSteps | None") -> "AnswerSteps":
         """Return the steps of the whole answer, if `earlier` are all of the part before; else these alone."""
@@ -123,14 +123,14 @@ def unpacked(data: object, content: str) -> AnswerSteps | None:
     except (zlib.error, ValueError, RecursionError):
         return None
     steps = AnswerSteps(stored.start, [], [micros / 1e6 for micros in stored.latencies_us])
-    at = stored.start
+    position = stored.start
     for lengths, accepted, rejected in stored.steps:
-        ends = list(accumulate(lengths, initial=at))
+        ends = list(accumulate(lengths, initial=position))
         pieces = tuple(content[begin:end] for begin, end in pairwise(ends))
         if accepted > len(pieces):
             return None
         steps.texts.append(StepText(pieces, accepted, rejected))
-        at = ends[-1]
-    if at != len(content) or len(steps.latencies_s) > len(steps.texts):
+        position = ends[-1]
+    if position != len(content) or len(steps.latencies_s) > len(steps.texts):
         return None
     return steps

@@ -259,12 +259,16 @@ class Answerer:
         form: of their calls.
         """
         source = options.grammar_source()
+
+        # The grammar of calls. A text that the prompt has begun goes on as text, so there are none.
         calls = None
         unchecked: dict[str, str] = {}
         if tools is not None and form is not None and not prompt.begun:
             calls, unchecked = self._grammars.call_rules(tools, form.form)
         if source is None and calls is None:
             return None, unchecked
+
+        # A schema leaves room for calls only if the grammar tells them from the text.
         if source is not None and tools is not None:
             if prompt.begun:
                 raise UsageError(
@@ -272,6 +276,7 @@ class Answerer:
                 )
             if calls is None:
                 raise UsageError("this model's tool calls look like text: a schema excludes tools")
+
         try:
             return self._grammars.compile(source, self._thinks(prompt, options), prompt.begun, calls), unchecked
         except UsageError as error:

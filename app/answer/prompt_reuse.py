@@ -20,7 +20,7 @@ from headrace.runtime.kv.common_prefix import common_prefix
 if TYPE_CHECKING:
     from headrace.models.text.tokenizer import Tokenizer
 
-_KEPT = 8  # earlier sequences that a prompt is compared with
+_MAX_EARLIER = 8  # earlier sequences that a prompt is compared with
 
 
 class PromptReuse(Struct, frozen=True):
@@ -43,7 +43,7 @@ class ReuseLog:
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
         self._tokenizer = tokenizer
-        self._earlier: deque[list[int]] = deque(maxlen=_KEPT)
+        self._earlier: deque[list[int]] = deque(maxlen=_MAX_EARLIER)
         self._prefetched: Sequence[int] = ()  # the newest prompt that was prefetched, as far as it was
         self._prefetched_from = 0  # its tokens that were in the cache before the prefetches since the last answer
 

@@ -27,14 +27,14 @@ class BatchMonitor:
 
     def reset(self) -> None:
         """Begin anew, for an idle engine."""
-        self._several = False  # several answers have run at once since the engine was idle
+        self._is_batch = False  # several answers have run at once since the engine was idle
         self._sent_at = float("-inf")
         self._tokens = 0
         self._batches: list[int] = []  # sizes since the last report
 
     def started(self, running: int) -> None:
         """Count an answer that started; running: answers, this one included."""
-        self._several = self._several or running > 1 or self._always
+        self._is_batch = self._is_batch or running > 1 or self._always
 
     def add(self, tokens: int) -> None:
         """Count the tokens of a step."""
@@ -42,7 +42,7 @@ class BatchMonitor:
 
     def step(self, batch: int, states: Mapping[int, State], send: Send) -> None:
         """Report a step, if it is time. batch: its size, 0 if it decoded nothing."""
-        if not self._several:
+        if not self._is_batch:
             if not states:
                 self._tokens = 0
             return

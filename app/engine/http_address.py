@@ -41,10 +41,10 @@ class HTTPAddress:
 
     def __init__(self, url: str, key: str | None = None) -> None:
         """url: with or without scheme and /v1. Raises UsageError."""
-        whole = url
+        full_url = url
         if "//" not in url:
-            whole = f"http://{url}"
-        parts = urlsplit(whole)
+            full_url = f"http://{url}"
+        parts = urlsplit(full_url)
         try:
             if parts.scheme not in _CONNECTIONS or not parts.hostname:
                 raise ValueError

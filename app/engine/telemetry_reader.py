@@ -17,7 +17,7 @@ from headrace.app.engine.telemetry import event_of
 
 _TIMEOUT_S = 30.0  # without a keep-alive
 _AGAIN_S = 1.0  # between two attempts
-_KEPT = 10_000  # events that were not polled
+_MAX_UNREAD = 10_000  # events that were not polled
 
 
 def telemetry_path(model: str | None) -> str:
@@ -32,7 +32,7 @@ class TelemetryReader:
         """Begin to read. model: its name; None: the model of the server's start."""
         self._address = address
         self._path = telemetry_path(model)
-        self._events: deque[Event] = deque(maxlen=_KEPT)
+        self._events: deque[Event] = deque(maxlen=_MAX_UNREAD)
         self._closed = threading.Event()
         self.problem = "connecting"
         threading.Thread(target=self._run, name="telemetry", daemon=True).start()

@@ -60,11 +60,11 @@ def token_reports(delta: Delta) -> list[TokenReport]:
 
 def joined(deltas: Iterable[CallDelta]) -> dict[int, CallDelta]:
     """Return one delta a call, by the calls' indices."""
-    whole: dict[int, CallDelta] = {}
+    by_index: dict[int, CallDelta] = {}
     for delta in deltas:
-        before = whole[delta.index].text if delta.index in whole else ""
-        whole[delta.index] = CallDelta(delta.index, delta.name, before + delta.text)
-    return whole
+        before = by_index[delta.index].text if delta.index in by_index else ""
+        by_index[delta.index] = CallDelta(delta.index, delta.name, before + delta.text)
+    return by_index
 
 
 class AnswerParts:
