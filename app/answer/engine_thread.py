@@ -133,6 +133,7 @@ class EngineThread:
             self._free()
 
     def _load(self, load: Callable[[], Answerer], loaded: "SimpleQueue[BaseException | None]") -> bool:
+        """Load the model, and return whether that worked. loaded: gets the error, or None."""
         try:
             with self._lock:
                 if self._is_stopping:
@@ -156,6 +157,7 @@ class EngineThread:
         return self.answerer
 
     def _serve(self) -> None:
+        """Run steps and take answers until `stop`."""
         while not self._is_stopping:
             self._state = _ThreadState.SERVING
             self._close_lost_answers()
@@ -217,6 +219,7 @@ class EngineThread:
         wake(delivered)
 
     def _free(self) -> None:
+        """Free the model, and end all answers that are left."""
         if self.answerer is not None:
             with suppress(Exception):  # of a device that is gone
                 self.answerer.engine.close()
@@ -286,6 +289,7 @@ class _ModelThread(Thread):
         return ended
 
     def run(self) -> None:
+        """Run jobs for ever."""
         while True:
             job, ended = self._jobs.get()
             try:

@@ -131,6 +131,7 @@ def text_content(value: object, where: str, *, in_history: bool = False) -> str:
 
 
 def _message(value: object, where: str, *, strict: bool, in_history: bool) -> dict[str, object]:
+    """Return one message. Its parameters are those of `read_messages`, and `in_history` of `text_content`."""
     given = object_named(where, value)
     role = _ROLES[read_value(OneOf(tuple(_ROLES)), f"{where}.role", given.get("role"))]
     if strict and role in ("system", "user") and given.get("content") is None:
@@ -153,6 +154,7 @@ def _message(value: object, where: str, *, strict: bool, in_history: bool) -> di
 
 
 def _calls(value: object, where: str) -> list[dict[str, object]]:
+    """Return the tool calls of a message of the assistant. where: path of the list, for errors."""
     if not isinstance(value, list) or len(value) > MAX_CALLS:
         raise UsageError(f"{where} must be a list of at most {MAX_CALLS} calls")
     calls = []

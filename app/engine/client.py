@@ -251,6 +251,7 @@ class EngineClient:
         return not isinstance(event, AnswerEvent) or event.id is None or event.id in self._open
 
     def _note(self, event: Event) -> None:
+        """Update the state, the card and the open generations by an event."""
         if isinstance(event, Ready):
             self.state = "ready"
             self.card = event.card
@@ -272,6 +273,7 @@ class EngineClient:
             self._open.clear()
 
     def _poll_pull(self) -> list[Event]:
+        """Return the events of the download; end its process after the last one."""
         if self._pull is None:
             return []
         name, link = self._pull

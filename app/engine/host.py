@@ -134,6 +134,7 @@ class EngineHost:
         return cls(loaded, resolved, time.perf_counter() - started, draft, spec)
 
     def card(self) -> ModelCard:
+        """Return the facts of the model and its machine."""
         host = machine()
         _ = host.chip  # looked up here, where it may take its time: the card carries the result to the chat
         loaded = self._loaded

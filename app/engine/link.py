@@ -142,6 +142,12 @@ def _open_log() -> int:
 
 
 def _exit_message(code: int, log: str, kill_reason: str) -> str:
+    """Return why the process ended, in one line.
+
+    code: its exit code; negative for a signal.
+    log: the end of its log.
+    kill_reason: of our own kill; "" without.
+    """
     from headrace.runtime.machine.out_of_memory import METAL_HINT, reports_out_of_memory  # not before the first frame
 
     if code == -signal.SIGABRT and reports_out_of_memory(log):  # a failed Metal command buffer

@@ -120,6 +120,7 @@ class Inbox:
         self._cancelled.pop(generation, None)
 
     def _read(self) -> None:
+        """Take commands as they arrive, on a thread; end this process when the socket closes."""
         # `poll`, not a blocking `recv`: that wakes up whenever the other end takes an event.
         arrival = select.poll()
         descriptor = self._channel.descriptor
@@ -181,6 +182,7 @@ class CommandLoop:
                 self._await_command()
 
     def _await_command(self) -> None:
+        """Run the next command, or idle work while none comes."""
         idle = None
         if self._host is not None:
             idle = self._host.idle
@@ -216,6 +218,7 @@ class CommandLoop:
                 self._send(_failed(generation, error))
 
     def _run(self, command: EngineCommand | Prepared) -> None:
+        """Run one command. Its errors are sent as events."""
         try:
             match command:
                 case ModelSpec():
@@ -248,6 +251,7 @@ class CommandLoop:
                 self._send(failed)
 
     def _load(self, spec: ModelSpec) -> None:
+        """Load a model: LoadProgress while it loads, then Ready. Idle work may begin after that."""
         self._send(LoadProgress("starting", 0, None))
         with importing():
             from headrace.app.engine.host import EngineHost

@@ -141,6 +141,7 @@ class RemoteAnswer:
         )
 
     def _summary(self) -> Summary:
+        """Return the figures that another server's answer has: token counts of its `usage`, and times measured here."""
         tokens = count_of(self._usage.get("completion_tokens")) or self._pieces
         prompt = count_of(self._usage.get("prompt_tokens"))
         cached = count_of(as_mapping(self._usage.get("prompt_tokens_details")).get("cached_tokens"))

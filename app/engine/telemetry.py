@@ -158,6 +158,7 @@ def _card(card: ModelCard) -> dict[str, object]:
 
 
 def _read_card(fields: dict[str, Any]) -> ModelCard:
+    """Return the card of a document of `_card`. Facts that it leaves out are unknown here."""
     unknown: dict[str, object] = {
         "path": "",
         "origin": "",

@@ -114,7 +114,11 @@ def routes(served: Served) -> list[Route]:
 
 
 def _answers(served: Served, read: Callable[[Body], Call], form: Callable[[Call, str], Form]) -> Endpoint:
-    """Return the endpoint that answers calls in one form."""
+    """Return the endpoint that answers calls in one form.
+
+    read: returns the call of a body.
+    form: makes the form of a call's answers, from the call and the name of the model.
+    """
 
     async def endpoint(request: Request) -> Response:
         call = read(await read_body(request))
@@ -129,6 +133,8 @@ def _answers(served: Served, read: Callable[[Body], Call], form: Callable[[Call,
 
 
 def _count_tokens(served: Served) -> Endpoint:
+    """Return the endpoint that counts the tokens of a prompt."""
+
     async def count(call: Call) -> Response:
         engine, card = await served.models.ready(call.model)
         thinking = thinking_of(call, card, served.options.defaults)
@@ -192,6 +198,8 @@ def _telemetry(served: Served) -> Endpoint:
 
 
 def _health(served: Served) -> Endpoint:
+    """Return the endpoint for load balancers: 200 if the model of the start answers, or would be loaded again."""
+
     async def endpoint(_: Request) -> Response:
         state = served.models.first.state
         status: str = state

@@ -258,6 +258,7 @@ class ServedEngine:
     # -- the loop --------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
+        """Look at the process and the clock for ever: restart a dead process, unload an idle one."""
         while True:
             await asyncio.sleep(_TICK_S)
             if self._is_unloading:
@@ -308,6 +309,7 @@ class ServedEngine:
         self._writing = False
 
     def _take(self, event: Event) -> None:
+        """Update the state by an event, deliver it to its request, and tell the listeners."""
         match event:
             case Ready():
                 self.card = replace(event.card, name=self._given_name or event.card.name)

@@ -97,6 +97,7 @@ class Metrics:
         return generate_latest(self._registry)
 
     def _count(self, end: Finished) -> None:
+        """Count an answer that has ended."""
         summary = end.summary
         self._ended.labels(end.reason).inc()
         self._queue.observe(summary.queue_s)

@@ -77,7 +77,12 @@ async def answer(
     defaults: AnswerOptions,
     keep_alive_s: float,
 ) -> Response:
-    """Return the response to a call. Raises ApiError for one that fails before its first event."""
+    """Return the response to a call. Raises ApiError for one that fails before its first event.
+
+    form_of: makes the form of the answers, once the model is known.
+    defaults: options that the request does not set.
+    keep_alive_s: seconds of a stream without an event after which it sends a keep-alive.
+    """
     engine, card = await models.ready(call.model)
     form = form_of(card)
     watched = call.steps and call.stream
@@ -141,8 +146,9 @@ def _unchecked(first: tuple[int, Event] | None) -> dict[str, str]:
 async def _pieces(
     answering: Answering, form: Form, first: tuple[int, Event] | None, keep_alive_s: float
 ) -> AsyncIterator[bytes]:
-    """Yield the stream of an answer. first: an event that was taken already.
+    """Yield the stream of an answer.
 
+    first: its first event, which was taken already; None if none came within `keep_alive_s`.
     Keep-alives go by the clock: events of a long prefill send nothing.
     """
     try:

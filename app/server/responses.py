@@ -263,6 +263,7 @@ class ResponseForm:
         return "completed"
 
     def _response(self, status: str) -> dict[str, object]:
+        """Return the response so far. status: in_progress, completed, incomplete or failed."""
         options = self._call.options
         end = self._answer.end
         incomplete = None
@@ -310,6 +311,7 @@ class ResponseForm:
         return opened + self._event(name, **self._item_fields(), delta=part.text, logprobs=reports)
 
     def _open_item(self, kind: str) -> bytes:
+        """Begin an item, and return its first events. kind: message or reasoning."""
         number = token_hex(12)
         if kind == "message":
             item: dict[str, object] = {"id": f"msg_{number}", "type": kind, "status": "in_progress"}
@@ -345,6 +347,7 @@ class ResponseForm:
         )
 
     def _call_item(self, part: CallPart) -> dict[str, Any]:
+        """Return the item of a call, without its arguments."""
         number = part.id.removeprefix("call_")
         if part.name in self._call.custom:
             item = {"id": f"ctc_{number}", "type": "custom_tool_call", "status": "in_progress"}
