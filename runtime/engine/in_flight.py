@@ -1,7 +1,7 @@
 """A batch between its building and its commit: its passes by state.
 
     chooses tokens:  BuiltPass --select--> SelectedPass --queue, read--> ComputedChunk of each chunk
-    prompts only:    PromptPass ----------------------------------read--> ComputedChunk of each chunk
+    chooses none:    PromptPass ----------------------------------read--> ComputedChunk of each chunk
 
 - Built: the device has the pass up to its logits, or gets it with the tokens.
 - Selected: the samplers have chosen, in arrays that are not computed yet.
@@ -33,7 +33,7 @@ from headrace.runtime.sampling.sampler import Logprobs, Sampler, choose, logprob
 
 
 class ComputedChunk(Struct, eq=False, frozen=True):
-    """A chunk that the device has computed. T: its tokens, fed.
+    """A chunk that the device has computed. T: tokens fed.
 
     tokens: that its rows chose; none if it does not choose.
     hidden (1, T, E): last hidden states; None unless a proposer drafts from them.
@@ -49,9 +49,9 @@ class ComputedChunk(Struct, eq=False, frozen=True):
 
 
 class PromptPass(Struct, eq=False, frozen=True):
-    """A pass that chooses no token.
+    """A pass that chooses no token: of prompts, or of output that is fed again after a preemption.
 
-    hidden (1, T, E): of the sequences that draft from the last hidden states.
+    hidden: last hidden states (1, T, E) of each sequence that drafts from them.
     appended: its K/V arrays. Nothing else depends on them, so they are evaluated by name.
     """
 
