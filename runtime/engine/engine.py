@@ -15,7 +15,7 @@ tests/runtime/engine/test_step_loop.py (order of tokens and entries) and test_id
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 
 import mlx.core as mx
@@ -36,9 +36,10 @@ from headrace.runtime.engine.scheduler import ScheduledChunk, Scheduler
 from headrace.runtime.engine.sequence import Delivery, Sequence
 from headrace.runtime.engine.step_timer import StepTimer
 from headrace.runtime.engine.timeline import Timeline
+from headrace.runtime.engine.work_memory import WorkMemory
 from headrace.runtime.errors import EngineError
-from headrace.runtime.kv.backend import KVBackend, KVOptions
-from headrace.runtime.machine.memory import CACHE_LIMIT, wired
+from headrace.runtime.kv.backend import KVOptions
+from headrace.runtime.machine.memory import CACHE_LIMIT
 from headrace.runtime.machine.out_of_memory import memory_errors
 from headrace.runtime.metrics.telemetry import PoolStats
 from headrace.runtime.network import Network, waiting_for_ranks
@@ -440,48 +441,3 @@ class Engine:
         self.kv.clear()
         with suppress(RuntimeError):
             self._stop_work()
-
-
-class WorkMemory:
-    """The device's memory while an engine works, and after.
-
-    Memory is wired for one sequence alone. Batches free and make buffers all the time, which is unsafe with wired
-    memory (`runtime.machine.memory`). At the end of work, working memory goes back to the system.
-
-    weight_bytes, kv_bytes: of the network and of one sequence with a full context, to wire.
-    """
-
-    def __init__(self, kv: KVBackend, weight_bytes: int, kv_bytes: int) -> None:
-        self._kv = kv
-        self._weight_bytes = weight_bytes
-        self._kv_bytes = kv_bytes
-        self._wired: ExitStack | None = None  # during work; empty as soon as there are several sequences
-
-    @property
-    def is_working(self) -> bool:
-        """True between `begin_work` and `end_work`."""
-        return self._wired is not None
-
-    def begin_work(self, num_sequences: int) -> None:
-        """Wire memory at the beginning of work; unwire it for good once there are several sequences.
-
-        Each step may call it.
-        """
-        if self._wired is None:
-            mx.reset_peak_memory()
-            self._wired = ExitStack()
-            self._wired.enter_context(wired(self._weight_bytes, self._kv_bytes))
-        if num_sequences > 1:
-            self._wired.pop_all().close()
-
-    def end_work(self) -> None:
-        """Free memory at the end of work, if there was any. Raises what the device's last work raised."""
-        if self._wired is None:
-            return
-        with self._wired:
-            self._wired = None
-            # clear_cache waits for the device with the interpreter lock held, which would stop every other thread for
-            # the rest of the step that was built ahead: wait for that one without the lock first (docs/workarounds.md).
-            mx.synchronize()
-            self._kv.trim()
-            mx.clear_cache()
