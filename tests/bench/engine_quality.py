@@ -21,8 +21,9 @@ import mlx.core as mx
 import numpy as np
 from msgspec.structs import replace
 
+from headrace.app.bench.measure.child_process import ChildProcess
 from headrace.app.bench.measure.open_engines import use_threads
-from headrace.app.bench.measure.peers import ChildProcess, Peer
+from headrace.app.bench.measure.peers import Peer
 from headrace.app.bench.measure.setup import EngineSetup, check_threads
 from headrace.app.bench.quality import show
 from headrace.app.bench.quality.quality_run import (

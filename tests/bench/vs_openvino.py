@@ -14,8 +14,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from headrace.app.bench.measure import peers
+from headrace.app.bench.measure.child_process import ChildProcess
 from headrace.app.bench.measure.open_engines import MeasureOptions
-from headrace.app.bench.measure.peers import ChildProcess, Peer, same_weights
+from headrace.app.bench.measure.peers import Peer, same_weights
 from headrace.app.bench.measure.plan import Test, parse_counts, plan
 from headrace.app.bench.measure.records import RunDocument
 from headrace.app.bench.measure.run import run

@@ -8,8 +8,10 @@ from typing import cast
 
 import pytest
 
+from headrace.app.bench.measure.child_process import ChildProcess
 from headrace.app.bench.measure.kv_formats import check_formats, check_memory, kv_ratios, peer_kv_type
-from headrace.app.bench.measure.peers import CHILDREN, ChildProcess, LlamaBench
+from headrace.app.bench.measure.llama_bench import LlamaBench
+from headrace.app.bench.measure.peers import CHILDREN
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.records import Result
 from headrace.app.bench.show.formats import kv_ratio_line

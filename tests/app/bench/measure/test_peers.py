@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from headrace.app.bench.measure import peers
-from headrace.app.bench.measure.peers import ChildProcess
+from headrace.app.bench.measure.child_process import ChildProcess
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(3600)"]
 
