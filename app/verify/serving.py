@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from headrace.app.verify.trace import Trace
 from headrace.runtime.engine.engine import Engine
-from headrace.runtime.engine.prefill import ChunkBudget
+from headrace.runtime.engine.prompt_chunks import ChunkBudget
 from headrace.runtime.engine.request import Request
 from headrace.runtime.engine.sequence import Sequence as EngineSequence
 from headrace.runtime.kv.cache import CHUNK

@@ -15,7 +15,7 @@ from headrace.models.checkpoint.text_part import text_part
 from headrace.models.cost.shape_sources import shape_of_checkpoint
 from headrace.models.cost.step_shape import StepShape
 from headrace.runtime import ops
-from headrace.runtime.engine.prefill import LARGEST
+from headrace.runtime.engine.prompt_chunks import LARGEST
 from headrace.runtime.errors import UnsupportedModelError
 from headrace.runtime.machine import memory
 from headrace.runtime.machine.hardware import machine
@@ -40,7 +40,7 @@ def working_memory(shape: StepShape, *, on_gpu: bool | None = None) -> int:
     vocabulary, A active experts of size X:
 
         program     _PROGRAM + _TOKEN * V
-        chunk       _FLOAT * (4 E + 3 F + 3 H D + A (2 X + 1.25 E)) for each of its rows (`_row`; `prefill.LARGEST`)
+        chunk       _FLOAT * (4 E + 3 F + 3 H D + A (2 X + 1.25 E)) for each of its rows (`_row`, `LARGEST`)
         loading     LOADING_CACHE_LIMIT + _PARSED * V + a layer's gate and up twice (read, and stacked), or a stack of
                     experts (`_loading`)
 

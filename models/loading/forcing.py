@@ -15,7 +15,8 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from headrace.runtime.engine.prefill import ChunkSizer, prefill
+from headrace.runtime.engine.prefill import prefill
+from headrace.runtime.engine.prompt_chunks import ChunkSizer
 from headrace.runtime.kv.backend import KVOptions, one_pass
 from headrace.runtime.kv.cache import KVCache
 from headrace.runtime.network import Network

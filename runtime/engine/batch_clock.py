@@ -8,7 +8,7 @@ Guards: tests/runtime/engine/test_step_timer.py and test_step_loop.py.
 import time
 
 from headrace.runtime.engine.in_flight import InFlightBatch
-from headrace.runtime.engine.prefill import ChunkBudget
+from headrace.runtime.engine.prompt_chunks import ChunkBudget
 from headrace.runtime.engine.step_timer import StepTimer
 from headrace.runtime.machine.garbage import garbage_seconds
 from headrace.runtime.metrics.telemetry import PassFacts, RankTimes

@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 
 from headrace.runtime.engine.decode import decode_step
-from headrace.runtime.engine.prefill import ChunkSizer, feed, prefill
+from headrace.runtime.engine.prefill import feed, prefill
+from headrace.runtime.engine.prompt_chunks import ChunkSizer
 from headrace.runtime.kv.backend import KVOptions, one_pass
 from headrace.runtime.metrics.running_median import RunningMedian
 from headrace.runtime.network import DraftHead, Network

@@ -30,7 +30,8 @@ from headrace.runtime.engine.ending import Ending
 from headrace.runtime.engine.first_pass import FirstPass
 from headrace.runtime.engine.in_flight import InFlightBatch
 from headrace.runtime.engine.kv_budget import KVBudget
-from headrace.runtime.engine.prefill import ChunkBudget, prefill_prompt
+from headrace.runtime.engine.prefill import prefill_prompt
+from headrace.runtime.engine.prompt_chunks import ChunkBudget
 from headrace.runtime.engine.request import Event, Request, SequenceFailed
 from headrace.runtime.engine.scheduler import ScheduledChunk, Scheduler
 from headrace.runtime.engine.sequence import Delivery, Sequence

@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from headrace.runtime.engine.kv_budget import KVBudget
-from headrace.runtime.engine.prefill import ChunkBudget, chunk_end
+from headrace.runtime.engine.prompt_chunks import ChunkBudget, chunk_end
 from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.kv.common_prefix import common_prefix
 from headrace.runtime.ops import BLOCK, Phase

@@ -6,8 +6,8 @@ import mlx.core as mx
 
 from headrace.models.mlx_lm.backend import MlxLmPass
 from headrace.models.mlx_lm.cache import MlxLmCache
-from headrace.runtime.engine.prefill import ChunkSizer
 from headrace.runtime.engine.prefill import prefill as prefill_chunks
+from headrace.runtime.engine.prompt_chunks import ChunkSizer
 from headrace.runtime.kv.backend import KVOptions
 from headrace.runtime.kv.buffers import BufferPass
 from headrace.runtime.kv.cache import KVPass, PassRow

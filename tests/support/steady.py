@@ -1,6 +1,6 @@
 """Chunk budget without a clock, and a machine measured in an instant."""
 
-from headrace.runtime.engine.prefill import ChunkBudget
+from headrace.runtime.engine.prompt_chunks import ChunkBudget
 from headrace.runtime.machine import bandwidth, compute
 
 

@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from headrace.app.bench.measure.workloads import Workload
-from headrace.runtime.engine.prefill import SMALLEST
+from headrace.runtime.engine.prompt_chunks import SMALLEST
 from headrace.runtime.errors import UsageError
 
 MAX_BATCH = 256  # as of --parallel elsewhere

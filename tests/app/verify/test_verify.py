@@ -17,7 +17,7 @@ from headrace.models.gguf import convert_gguf
 from headrace.models.loading.load import LoadedModel, load_model
 from headrace.models.network.decoder import Decoder
 from headrace.runtime import ops
-from headrace.runtime.engine.prefill import SMALLEST, ChunkBudget
+from headrace.runtime.engine.prompt_chunks import SMALLEST, ChunkBudget
 from headrace.runtime.engine.request import TokenLogprobs
 from headrace.runtime.ops import native
 from tests.support.commands import headrace

@@ -13,7 +13,7 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.costs import loaded_weight_bytes, shape_to_run, working_memory
 from headrace.models.cost.shape_sources import shape_of_config
 from headrace.runtime import ops
-from headrace.runtime.engine.prefill import LARGEST
+from headrace.runtime.engine.prompt_chunks import LARGEST
 from headrace.runtime.machine import memory
 from headrace.runtime.ops import attention, native, reference
 from tests.conftest import TEST_HOME
@@ -31,10 +31,10 @@ _LLAMA = {
 }  # fmt: skip
 _SCRIPT = """
 import json
-from headrace.runtime.engine import prefill
+from headrace.runtime.engine import prompt_chunks
 from headrace.runtime.ops.kv_format import kv_format
 from tests.soak.memory import predicted_memory
-prefill.FIRST, prefill.TARGET_S = 512, 1e6  # as on a machine that is fast enough
+prompt_chunks.FIRST, prompt_chunks.TARGET_S = 512, 1e6  # as on a machine that is fast enough
 print(json.dumps(predicted_memory(None, {context}, kv_format({kv!r}))))
 """
 natively = pytest.mark.skipif(not native.status().available, reason="the kernels were not built")

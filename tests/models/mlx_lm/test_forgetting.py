@@ -13,7 +13,7 @@ import pytest
 
 from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.runtime.engine.engine import Engine
-from headrace.runtime.engine.prefill import OPENING
+from headrace.runtime.engine.prompt_chunks import OPENING
 from headrace.runtime.engine.request import CancelFlag, Event, Finished, Request, Step
 from tests.models.mlx_lm.test_costs import DEEPSEEK
 from tests.models.mlx_lm.test_network import _BASE, CONFIGS, VOCAB, load, write

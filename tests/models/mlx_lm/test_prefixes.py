@@ -9,8 +9,8 @@ import pytest
 from headrace.models.mlx_lm.backend import _pack, _unpack
 from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.runtime.engine.engine import Engine
-from headrace.runtime.engine.prefill import OPENING
 from headrace.runtime.engine.prefill import prefill as prefill_chunks
+from headrace.runtime.engine.prompt_chunks import OPENING
 from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.kv.backend import KVOptions
 from headrace.runtime.kv.disk import DiskStore

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.engine import Engine
-from headrace.runtime.engine.prefill import CHUNK_STEP, FIRST, TARGET_S, ChunkSizer
+from headrace.runtime.engine.prompt_chunks import CHUNK_STEP, FIRST, TARGET_S, ChunkSizer
 from headrace.runtime.engine.request import CancelFlag, Finished, PrefillProgress, Request, Step
 from headrace.runtime.errors import ContextLimitError, EngineError, NotEnoughMemoryError, UsageError
 from headrace.runtime.machine import hardware, memory

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headrace.runtime.engine.kv_budget import KVBudget
-from headrace.runtime.engine.prefill import BUDGET_STEP, SMALLEST, STRETCH, ChunkBudget
+from headrace.runtime.engine.prompt_chunks import BUDGET_STEP, SMALLEST, STRETCH, ChunkBudget
 from headrace.runtime.engine.request import Request
 from headrace.runtime.engine.scheduler import REFEED, ScheduledChunk, Scheduler
 from headrace.runtime.engine.sequence import Sequence

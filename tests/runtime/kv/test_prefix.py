@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.engine import Engine
-from headrace.runtime.engine.prefill import OPENING
+from headrace.runtime.engine.prompt_chunks import OPENING
 from headrace.runtime.engine.request import CancelFlag, Event, Finished, PrefillProgress, Request, Step
 from headrace.runtime.errors import ContextLimitError, EngineError, UsageError
 from headrace.runtime.kv.common_prefix import common_prefix

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.draft_networks import DraftModel
 from headrace.runtime.engine.engine import Engine
-from headrace.runtime.engine.prefill import FIRST
+from headrace.runtime.engine.prompt_chunks import FIRST
 from headrace.runtime.engine.request import Event, Finished, Request, Step
 from headrace.runtime.errors import NotEnoughMemoryError, UsageError
 from headrace.runtime.ops import BLOCK, Ops, native, reference

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.runtime.engine.prefill import SMALLEST, STRETCH, ChunkBudget
+from headrace.runtime.engine.prompt_chunks import SMALLEST, STRETCH, ChunkBudget
 
 STEP_S = 0.0041
 TOKEN_S = 0.0002
